@@ -1,0 +1,9 @@
+"""Makes writes that can't be undone safe to retry: Flask, Redis, and a relational database."""
+
+from .errors import NothingHappened
+from .notes import Notes
+from .web.current import current_idempotency
+from .web.extension import Idempotent
+from .web.views import idempotent
+
+__all__ = ["Idempotent", "NothingHappened", "Notes", "current_idempotency", "idempotent"]

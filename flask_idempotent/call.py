@@ -1,0 +1,64 @@
+"""The current protected call: what one request holds, from its opening to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flask import has_request_context, request
+
+from .records import Claim
+
+if TYPE_CHECKING:
+    from werkzeug.wrappers import Response
+
+    from .heartbeat import Beat
+    from .policy import Policy
+    from .request.fingerprint import Fingerprinter
+
+__all__ = ["ENVIRON_KEY", "Call", "current_call"]
+
+#: Never on ``g``: nested app contexts, and requests under one outer context, would share it.
+ENVIRON_KEY = "flask_idempotent.call"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One protected call. It is changed by the wrapper, the engine and the completion, in this order."""
+
+    policy: Policy
+    endpoint: str
+    fingerprinter: Fingerprinter
+    #: The key of the header, parsed; ``None`` where there is none.
+    header_key: str | None = None
+
+    #: The wrapper around the view was reached: guards have passed.
+    entered: bool = False
+    #: The view runs without a claim: no key where none is required, or no store where that is allowed.
+    unprotected: bool = False
+    #: The view returned (it did not raise).
+    returned: bool = False
+    #: The status of the view's own answer, returned or aborted with.
+    own_status: int | None = None
+    #: The view said that its effect did not happen.
+    nothing_happened: bool = False
+    #: The kept answer that takes the place of the view's.
+    replay: Response | None = field(default=None, repr=False)
+    #: The store said what became of the claim, or was asked in vain: nothing more is to be done.
+    settled: bool = False
+
+    claim: Claim | None = None
+    fence: int = 0
+    attempt: int = 0
+    created_at: int = 0
+    beat: Beat | None = field(default=None, repr=False)
+    #: A renewal was refused: the claim is another's.
+    lost: bool = False
+
+
+def current_call() -> Call | None:
+    """The call of the current request, if it is protected and runs."""
+    if not has_request_context():
+        return None
+    call: Call | None = request.environ.get(ENVIRON_KEY)
+    return call

@@ -1,0 +1,236 @@
+"""Claim, run, complete or release: the order of things, for any caller and any store."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from . import signals
+from .call import Call
+from .errors import (
+    EncryptionError,
+    ExpiredKey,
+    IdempotencyError,
+    Indeterminate,
+    InProgress,
+    KeyNotFound,
+    LeaseLost,
+    Mismatch,
+    RateLimited,
+    ResponseUnavailable,
+    StoreUnavailable,
+)
+from .heartbeat import Heartbeat
+from .records import BodyKind, Claim, ClaimReply, Completed, Completion, Record, State, StoredResponse, Verdict
+from .response.cipher import Cipher
+from .stores.base import Released, Store
+
+__all__ = ["Engine", "Replay", "Settled"]
+
+log = logging.getLogger("flask_idempotent")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A kept answer. ``expires_at`` is in milliseconds since the epoch."""
+
+    response: StoredResponse
+    expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a completion: the answer was kept until ``expires_at``, or ``replay`` takes its place, or neither.
+
+    ``ours`` tells whether the replay is what this very call had stored.
+    """
+
+    expires_at: int | None = None
+    replay: Replay | None = None
+    ours: bool = True
+
+
+class Engine:
+    """The protocol of one app over one store. It knows no web framework.
+
+    :param sender: sender of the signals, the app.
+    :param heartbeat: what keeps claims alive; ``None`` where they are left to lapse.
+    """
+
+    def __init__(self, store: Store, cipher: Cipher, *, sender: object, heartbeat: Heartbeat | None) -> None:
+        self.store = store
+        self._cipher = cipher
+        self._sender = sender
+        self._heartbeat = heartbeat
+
+    def claim(self, call: Call, claim: Claim) -> Replay | None:
+        """Ask to run. ``None``: the claim is held, run now. A replay: the work is done, answer with it.
+
+        :raises IdempotencyError: any refusal; nothing is held then.
+        """
+        reply = self.store.claim(claim)
+        if not reply.comparable:
+            log.info(
+                "record %s was fingerprinted by another recipe: a repeat is let through uncompared", _prefix(claim)
+            )
+        if reply.verdict is Verdict.CLAIMED:
+            self._hold(call, claim, reply)
+            return None
+        if reply.verdict is Verdict.REPLAY and reply.record is not None:
+            replay = self._open(call, claim, reply.record)
+            self._emit(signals.replayed, call, claim, state=reply.record.state.value, attempt=reply.record.attempt)
+            return replay
+        raise self.refuse(call, _refusal(call, reply), claim)
+
+    def complete(self, call: Call, state: State, response: StoredResponse, *, reason: str = "") -> Settled:
+        """Keep an answer. Never releases: where the store can't be reached, the lease lapses.
+
+        :raises LeaseLost: another request holds the key, and is not finished.
+        :raises ResponseUnavailable: another request's answer stands, and can't be given.
+        """
+        claim = self._let_go(call)
+        completion = Completion(claim, state, self._cipher.seal(claim.scope.digest, response), reason)
+        try:
+            reply = self.store.complete(completion)
+        except StoreUnavailable:
+            call.settled = True
+            log.error("record %s: the answer could not be kept; its lease lapses, and a retry will run", _prefix(claim))
+            return Settled()
+        call.settled = True
+        if reply.outcome is Completed.STORED:
+            self._emit(signals.completed, call, claim, state=state.value, reason=reason)
+            if reply.record is None:
+                return Settled(expires_at=reply.expires_at)
+            return Settled(replay=self._open(call, claim, reply.record))
+        if reply.outcome is Completed.GONE:
+            log.error("record %s is gone: the store lost it, and a retry will run", _prefix(claim))
+            return Settled()
+        self._emit(signals.lease_lost, call, claim)
+        log.warning("record %s: the lease was lost before the answer was there", _prefix(claim))
+        if reply.record is not None:
+            replay = self._open(call, claim, reply.record)
+            self._emit(signals.replayed, call, claim, state=reply.record.state.value, attempt=reply.record.attempt)
+            return Settled(replay=replay, ours=False)
+        raise self.refuse(call, LeaseLost(retry_after=retry_after(reply.wait_ms + claim.skew_ms)), claim)
+
+    def release(self, call: Call, *, reason: str) -> None:
+        """Give the claim back, so that the same request may run again. A finished record stays."""
+        claim = self._let_go(call)
+        try:
+            released = self.store.release(claim, reason=reason)
+        except StoreUnavailable:
+            call.settled = True
+            log.error("record %s: the claim could not be given back; its lease lapses", _prefix(claim))
+            return
+        call.settled = True
+        if released is Released.RELEASED:
+            self._emit(signals.released, call, claim, state=State.RELEASED.value, reason=reason)
+        elif released is Released.LOST:
+            self._emit(signals.lease_lost, call, claim)
+
+    def renew(self, call: Call) -> None:
+        """Prolong the lease to a full one from now.
+
+        :raises LeaseLost: the claim is not ours any more.
+        :raises StoreUnavailable: the store can't be asked; the old lease still counts.
+        """
+        assert call.claim is not None
+        if call.lost or not self.store.renew([call.claim])[0]:
+            call.lost = True
+            raise LeaseLost()
+
+    def refuse(self, call: Call, error: IdempotencyError, claim: Claim | None = None) -> IdempotencyError:
+        """Tell of a refusal, and give it back to be raised."""
+        self._emit(signals.refused, call, claim, reason=error.problem)
+        if isinstance(error, Mismatch):
+            self._emit(signals.mismatched, call, claim, reason=error.problem)
+        return error
+
+    def _hold(self, call: Call, claim: Claim, reply: ClaimReply) -> None:
+        call.claim, call.fence, call.attempt, call.created_at = claim, reply.fence, reply.attempt, reply.created_at
+        if self._heartbeat is not None:
+
+            def lost() -> None:
+                call.lost = True
+                log.warning("record %s: the lease was lost while the work ran", _prefix(claim))
+
+            call.beat = self._heartbeat.add(self.store, claim, on_lost=lost)
+        self._emit(signals.claimed, call, claim, state=State.IN_PROGRESS.value)
+        if reply.reclaimed:
+            self._emit(signals.reclaimed, call, claim, state=State.IN_PROGRESS.value, reason="lapsed")
+
+    def _let_go(self, call: Call) -> Claim:
+        """Ends the renewals: whatever the store says next, nothing is held open any longer than a lease."""
+        assert call.claim is not None
+        if call.beat is not None and self._heartbeat is not None:
+            self._heartbeat.remove(call.beat)
+            call.beat = None
+        return call.claim
+
+    def _open(self, call: Call, claim: Claim, record: Record) -> Replay:
+        """The kept answer in clear.
+
+        :raises ResponseUnavailable: it was not kept, or can't be read. Never a reason to run again.
+        """
+        assert record.response is not None
+        try:
+            response = self._cipher.open(record.digest, record.response)
+        except EncryptionError as error:
+            log.error("record %s can't be read: %s", _prefix(claim), error)
+            raise self.refuse(call, ResponseUnavailable(expires_at=record.expires_at), claim) from None
+        if response.kind is BodyKind.NONE:
+            location = next((value for name, value in response.headers if name.lower() == "location"), None)
+            members: dict[str, object] = {"original_status": response.status}
+            if location is not None:
+                members["location"] = location
+            raise self.refuse(call, ResponseUnavailable(expires_at=record.expires_at, **members), claim)
+        return Replay(response, record.expires_at)
+
+    def _emit(
+        self,
+        signal: signals.NamedSignal,
+        call: Call,
+        claim: Claim | None,
+        *,
+        state: str | None = None,
+        attempt: int | None = None,
+        reason: str = "",
+    ) -> None:
+        signals.emit(
+            signal,
+            self._sender,
+            scope=call.endpoint,
+            digest=_prefix(claim) if claim else "",
+            state=state,
+            attempt=call.attempt if attempt is None else attempt,
+            reason=reason,
+        )
+
+
+def retry_after(wait_ms: float) -> int:
+    """Seconds for ``Retry-After``: until the lease can lapse, at least 1, at most 10 (requirement: a duplicate that
+    waits for a long lease still looks again soon, since most work ends long before)."""
+    return max(1, min(10, math.ceil(wait_ms / 1000)))
+
+
+def _refusal(call: Call, reply: ClaimReply) -> IdempotencyError:
+    if reply.verdict is Verdict.FOREIGN:
+        return KeyNotFound()
+    if reply.verdict is Verdict.MISMATCH:
+        return Mismatch(status=call.policy.mismatch_status)
+    if reply.verdict is Verdict.INDETERMINATE:
+        return Indeterminate()
+    if reply.verdict is Verdict.EXPIRED:
+        return ExpiredKey()
+    if reply.verdict is Verdict.LIMITED:
+        return RateLimited(retry_after=reply.wait_ms / 1000)
+    if reply.verdict is Verdict.IN_PROGRESS:
+        return InProgress(retry_after=retry_after(reply.wait_ms))
+    # OVER: this very claim was given back before; its sender is gone. Whoever retries brings a new token.
+    return InProgress()
+
+
+def _prefix(claim: Claim) -> str:
+    """Enough of the digest to find a record in the logs."""
+    return claim.scope.digest[:12]

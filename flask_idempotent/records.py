@@ -1,0 +1,202 @@
+"""The words that all layers share: scope, claim, record, and what a store answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "FINISHED",
+    "FORMAT",
+    "BodyKind",
+    "Claim",
+    "ClaimReply",
+    "Completed",
+    "Completion",
+    "CompletionReply",
+    "Fingerprint",
+    "KeptResponse",
+    "RateLimit",
+    "Record",
+    "Scope",
+    "State",
+    "StoredResponse",
+    "Verdict",
+]
+
+#: Version of the stored format. A record with another one is refused, never guessed at.
+FORMAT = "1"
+
+
+class State(str, enum.Enum):
+    """Where a record stands."""
+
+    IN_PROGRESS = "in_progress"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RELEASED = "released"
+    INDETERMINATE = "indeterminate"
+
+
+#: States that answer a repeat with what is kept, and that nothing overwrites.
+FINISHED = frozenset({State.SUCCEEDED, State.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The identity of a record.
+
+    ``digest`` is 64 hexadecimal digits over key prefix, tenant, endpoint and key (and principal, where keys are
+    isolated). Stores see it, never the key.
+    """
+
+    tenant: str | None
+    endpoint: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the request asks for, under one recipe. Two recipes can't be compared."""
+
+    recipe: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most ``limit`` new keys in ``window_ms`` for one ``bucket`` (a digest of the principal or the address)."""
+
+    limit: int
+    window_ms: int
+    bucket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One request's bid to run: who asks, for what, and for how long it may hold the key.
+
+    ``fingerprints`` holds one per fingerprint key, newest first; the first is stored. ``principal`` and ``binding``
+    are digests, empty for none. All times are milliseconds.
+    """
+
+    scope: Scope
+    token: str
+    fingerprints: Sequence[Fingerprint]
+    principal: str
+    binding: str
+    lease_ms: int
+    skew_ms: int
+    max_processing_ms: int
+    ttl_ms: int
+    tombstone_ms: int = 0
+    rate: RateLimit | None = None
+
+
+class BodyKind(str, enum.Enum):
+    """How much of an answer is kept."""
+
+    FULL = "full"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """An answer in clear: ``body`` is ``None`` where it was not kept (``kind`` says why)."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+    kind: BodyKind = BodyKind.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """An answer as it lies in a store. With a ``cipher`` (the id of a key) ``body`` holds all of it, encrypted."""
+
+    status: int
+    headers: bytes
+    body: bytes
+    kind: str
+    cipher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a store holds for a scope. Times are milliseconds since the epoch by the store's own clock."""
+
+    digest: str
+    state: State
+    token: str
+    fence: int
+    attempt: int
+    created_at: int
+    locked_until: int
+    fingerprint: Fingerprint
+    principal: str = ""
+    binding: str = ""
+    completed_at: int = 0
+    expires_at: int = 0
+    tombstone_until: int = 0
+    response: KeptResponse | None = None
+    context: bytes = b""
+    reason: str = ""
+    confirmed: bool = False
+
+
+class Verdict(str, enum.Enum):
+    """What a store says to a claim."""
+
+    CLAIMED = "claimed"  #: run: the claim is ours (also when the same token asked before)
+    OVER = "over"  #: this very token was given back before; don't run
+    REPLAY = "replay"  #: finished: ``record`` holds the answer
+    IN_PROGRESS = "in_progress"  #: somebody runs; ``wait_ms`` until the lease can lapse
+    INDETERMINATE = "indeterminate"  #: the outcome is being looked up
+    FOREIGN = "foreign"  #: another principal's or binding's key
+    MISMATCH = "mismatch"  #: the key stands for another request
+    EXPIRED = "expired"  #: past its life, and refused by a tombstone
+    LIMITED = "limited"  #: too many new keys; ``wait_ms`` until the window frees
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReply:
+    """A store's answer to a claim. ``fence``, ``attempt`` and times only with ``CLAIMED``."""
+
+    verdict: Verdict
+    fence: int = 0
+    attempt: int = 0
+    created_at: int = 0
+    reclaimed: bool = False
+    comparable: bool = True
+    wait_ms: int = 0
+    record: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of a claim: the state it takes and the answer that is kept."""
+
+    claim: Claim
+    state: State
+    response: KeptResponse
+    reason: str = ""
+    confirmed: bool = True
+
+
+class Completed(str, enum.Enum):
+    """What a store says to a completion."""
+
+    STORED = "stored"  #: kept; ``record`` is given when it was stored before, by us
+    LOST = "lost"  #: another claim holds the key, or ours was given back; ``record`` is a finished winner's
+    GONE = "gone"  #: nothing is there any more: the store lost the record
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReply:
+    """A store's answer to a completion. ``expires_at`` (ms) only with ``STORED``."""
+
+    outcome: Completed
+    expires_at: int = 0
+    record: Record | None = None
+    wait_ms: int = 0

@@ -1,0 +1,1 @@
+"""What comes in: the key, whose it is, and what the request asks for."""

@@ -1,0 +1,1 @@
+"""What is kept of an answer, and how it is read back."""

@@ -1,0 +1,43 @@
+"""The Store protocol: what the engine asks of a place that holds records."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..records import Claim, ClaimReply, Completion, CompletionReply, Record, Scope
+
+__all__ = ["Released", "Store"]
+
+
+class Released(str, enum.Enum):
+    """What a store says when a claim is given back."""
+
+    RELEASED = "released"  #: the key may be used again (also when it was given back before)
+    FINISHED = "finished"  #: it is finished, by this very claim, and stays so
+    LOST = "lost"  #: the claim was not ours any more
+    GONE = "gone"  #: nothing is there
+
+
+class Store(Protocol):
+    """Holds records. Every method is one atomic step, safe to send twice, and bounded in time.
+
+    All raise :class:`~flask_idempotent.errors.StoreUnavailable` when the store can't be asked, or can't be understood:
+    a record that can't be read is never taken for an absent one. Only the store's own clock counts.
+    """
+
+    def claim(self, claim: Claim) -> ClaimReply:
+        """Ask to run. With ``CLAIMED`` the record is ours until lease and skew have passed."""
+
+    def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        """Prolong leases to a full lease from now. ``False`` where a claim is not ours any more."""
+
+    def complete(self, completion: Completion) -> CompletionReply:
+        """Keep an answer, by compare-and-swap on token and state."""
+
+    def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
+        """Give a claim back: bound to its request still, or with ``forget`` leaving nothing."""
+
+    def read(self, scope: Scope) -> Record | None:
+        """The record as it stands, for operators and tests."""

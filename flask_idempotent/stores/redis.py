@@ -1,0 +1,313 @@
+"""Records in Redis or Valkey: one hash each, changed by one Lua script a step."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import TypeAlias, cast
+
+from redis.cluster import RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import StoreUnavailable, UnreadableRecord
+from ..records import (
+    FINISHED,
+    FORMAT,
+    Claim,
+    ClaimReply,
+    Completed,
+    Completion,
+    CompletionReply,
+    Fingerprint,
+    KeptResponse,
+    Record,
+    Scope,
+    State,
+    Verdict,
+)
+from .base import Released
+from .breaker import Breaker
+from .connect import RedisClient
+
+__all__ = ["RedisStore", "read_script"]
+
+log = logging.getLogger("flask_idempotent")
+
+Reply: TypeAlias = "bytes | int | None | list[Reply]"
+Value: TypeAlias = "str | bytes | int"
+
+#: Scripts that must go through on a full server: they end work that was done.
+ALLOWED_OOM = frozenset({"renew", "complete", "release"})
+SCRIPTS = ("claim", "renew", "complete", "release", "limit")
+BUCKETS = 256
+
+
+@lru_cache(maxsize=None)
+def read_script(name: str) -> str:
+    """The text of one of the ``.lua`` files."""
+    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+class RedisStore:
+    """The Store over one Redis or Valkey server, a Sentinel service or a cluster.
+
+    :param client: gives bytes; its time-outs bound every call.
+    :param prefix: what every key starts with.
+    :param sources: texts that replace those of the package's scripts, for tests.
+    """
+
+    def __init__(self, client: RedisClient, *, prefix: str, sources: Mapping[str, str] | None = None) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._breaker = Breaker()
+        self._cluster = isinstance(client, RedisCluster)
+        texts = {name: read_script(name) for name in ("common", *SCRIPTS)} | dict(sources or {})
+        self._scripts = {name: _Script(name, texts["common"] + "\n" + texts[name]) for name in SCRIPTS}
+
+    def claim(self, claim: Claim) -> ClaimReply:
+        if not self._breaker.allows():
+            raise StoreUnavailable()
+        record, index = self._keys(claim.scope.digest)
+        rate = claim.rate
+        keys: list[str] = [record, index]
+        if rate is not None and not self._cluster:
+            keys.append(self._counter(rate.bucket))
+        arguments: list[Value] = [
+            claim.scope.digest,
+            claim.token,
+            claim.principal,
+            claim.binding,
+            claim.lease_ms,
+            claim.skew_ms,
+            claim.max_processing_ms,
+            rate.limit if rate else 0,
+            rate.window_ms if rate else 0,
+            *_pairs(claim.fingerprints),
+        ]
+        reply = cast("list[Reply]", self._run("claim", keys, arguments))
+        word = _text(reply[0])
+        if word == "claimed":
+            how = _text(reply[1])
+            if how == "new" and rate is not None and self._cluster:
+                wait_ms = self._limit(claim)
+                if wait_ms:
+                    return ClaimReply(Verdict.LIMITED, wait_ms=wait_ms)
+            return ClaimReply(
+                Verdict.CLAIMED,
+                fence=_number(reply[2]),
+                attempt=_number(reply[3]),
+                created_at=_number(reply[4]),
+                reclaimed=how == "reclaimed",
+                comparable=reply[5] == 1,
+            )
+        if word == "replay":
+            return ClaimReply(Verdict.REPLAY, comparable=reply[1] == 1, record=self._record(claim.scope, reply[2]))
+        if word == "in_progress":
+            return ClaimReply(Verdict.IN_PROGRESS, wait_ms=_number(reply[1]), comparable=reply[2] == 1)
+        if word == "limited":
+            return ClaimReply(Verdict.LIMITED, wait_ms=_number(reply[1]))
+        if word == "unreadable":
+            raise _unreadable(claim.scope, reply[1])
+        return ClaimReply(Verdict(word))
+
+    def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        if not self._cluster:
+            return self._renew(claims)
+        # On a cluster the keys of one call share a slot, which is what a bucket is for.
+        renewed: dict[str, bool] = {}
+        buckets: dict[str, list[Claim]] = {}
+        for claim in claims:
+            buckets.setdefault(self._keys(claim.scope.digest)[1], []).append(claim)
+        for group in buckets.values():
+            renewed.update(zip((claim.token for claim in group), self._renew(group), strict=True))
+        return [renewed[claim.token] for claim in claims]
+
+    def complete(self, completion: Completion) -> CompletionReply:
+        claim, response = completion.claim, completion.response
+        arguments: list[Value] = [
+            claim.scope.digest,
+            claim.token,
+            claim.principal,
+            claim.binding,
+            completion.state.value,
+            response.status,
+            response.headers,
+            response.body,
+            response.kind,
+            response.cipher,
+            completion.reason,
+            int(completion.confirmed),
+            claim.ttl_ms,
+            claim.tombstone_ms,
+            *_pairs(claim.fingerprints),
+        ]
+        reply = cast("list[Reply]", self._run("complete", self._keys(claim.scope.digest), arguments))
+        word = _text(reply[0])
+        if word == "stored":
+            record = self._record(claim.scope, reply[2]) if len(reply) > 2 else None
+            return CompletionReply(Completed.STORED, expires_at=_number(reply[1]), record=record)
+        if word == "lost":
+            winner = self._record(claim.scope, reply[2]) if len(reply) > 2 and reply[2] else None
+            return CompletionReply(Completed.LOST, wait_ms=_number(reply[1]), record=winner)
+        if word == "unreadable":
+            raise _unreadable(claim.scope, reply[1])
+        return CompletionReply(Completed.GONE)
+
+    def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
+        mode = "forget" if forget else "keep"
+        arguments: list[Value] = [claim.scope.digest, claim.token, mode, reason, claim.ttl_ms]
+        word = _text(self._run("release", self._keys(claim.scope.digest), arguments))
+        if word == "unreadable":
+            raise _unreadable(claim.scope, None)
+        return Released(word)
+
+    def read(self, scope: Scope) -> Record | None:
+        try:
+            fields = self._client.hgetall(self._keys(scope.digest)[0])
+        except RedisError as error:
+            raise self._away(error) from error
+        if not fields:
+            return None
+        return self._record(scope, [part for pair in fields.items() for part in pair])
+
+    def _keys(self, digest: str) -> tuple[str, str]:
+        """The record's key and its index; they share a cluster slot, chosen by the digest."""
+        bucket = f"{self._prefix}:{{b{int(digest[-2:], 16) % BUCKETS:03d}}}"
+        return f"{bucket}:r:{digest}", f"{bucket}:inflight"
+
+    def _counter(self, bucket: str) -> str:
+        return f"{self._prefix}:rate:{bucket}"
+
+    def _limit(self, claim: Claim) -> int:
+        """Counts a new key on a cluster, where that is a call of its own; over the limit the claim is given back."""
+        assert claim.rate is not None
+        counter = self._counter(claim.rate.bucket)
+        wait_ms = _number(self._run("limit", [counter], [claim.rate.limit, claim.rate.window_ms]))
+        if wait_ms:
+            self.release(claim, reason="rate-limited", forget=True)
+        return wait_ms
+
+    def _renew(self, claims: Sequence[Claim]) -> list[bool]:
+        keys: list[str] = []
+        arguments: list[Value] = []
+        for claim in claims:
+            keys.extend(self._keys(claim.scope.digest))
+            life_ms = max(claim.lease_ms + claim.skew_ms, claim.max_processing_ms)
+            arguments.extend([claim.scope.digest, claim.token, claim.lease_ms, life_ms])
+        return [flag == 1 for flag in cast("list[Reply]", self._run("renew", keys, arguments))]
+
+    def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Value]) -> Reply:
+        try:
+            reply = self._scripts[name](self._client, keys, arguments)
+        except RedisError as error:
+            raise self._away(error) from error
+        self._breaker.succeeded()
+        return reply
+
+    def _away(self, error: RedisError) -> StoreUnavailable:
+        if isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+            self._breaker.failed()
+        # The class only: a server's error text can repeat what was sent.
+        log.error("Redis did not do what was asked: %s", type(error).__name__)
+        return StoreUnavailable()
+
+    def _record(self, scope: Scope, flat: Reply) -> Record:
+        parts = cast("list[bytes]", flat)
+        fields = {parts[i].decode(): parts[i + 1] for i in range(0, len(parts), 2)}
+        if fields.get("format") != FORMAT.encode():
+            raise _unreadable(scope, fields.get("format"))
+        try:
+            return _parse(scope.digest, fields)
+        except (KeyError, ValueError) as error:
+            raise _unreadable(scope, FORMAT.encode()) from error
+
+
+class _Script:
+    """One script on one client: sent by digest, loaded when the server forgot it, without flags where it can't read them."""
+
+    def __init__(self, name: str, text: str) -> None:
+        flagged = f"#!lua flags=allow-oom\n{text}" if name in ALLOWED_OOM else text
+        self._plain = text
+        self._use(flagged)
+
+    def _use(self, text: str) -> None:
+        self._text = text
+        self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __call__(self, client: RedisClient, keys: Sequence[str], arguments: Sequence[Value]) -> Reply:
+        try:
+            return cast("Reply", client.evalsha(self._sha, len(keys), *keys, *arguments))
+        except NoScriptError:
+            pass
+        try:
+            return cast("Reply", client.eval(self._text, len(keys), *keys, *arguments))
+        except ResponseError as error:
+            if self._text == self._plain or not _is_compile_error(error):
+                raise
+        self._use(self._plain)
+        return cast("Reply", client.eval(self._text, len(keys), *keys, *arguments))
+
+
+def _is_compile_error(error: ResponseError) -> bool:
+    """A server without script flags (Redis before 7, fakeredis) stumbles over the first line, before anything ran."""
+    message = str(error).lower()
+    return "compil" in message or "'#'" in message or "unexpected symbol" in message
+
+
+def _parse(digest: str, fields: Mapping[str, bytes]) -> Record:
+    state = State(fields["state"].decode())
+    response = None
+    if state in FINISHED:
+        response = KeptResponse(
+            status=int(fields["status"] or b"0"),
+            headers=fields["headers"],
+            body=fields["body"],
+            kind=fields["kind"].decode(),
+            cipher=fields["cipher"].decode(),
+        )
+    return Record(
+        digest=digest,
+        state=state,
+        token=fields["token"].decode(),
+        fence=int(fields["fence"]),
+        attempt=int(fields["attempt"]),
+        created_at=int(fields["created_at"]),
+        locked_until=int(fields["locked_until"]),
+        fingerprint=Fingerprint(fields["recipe"].decode(), fields["fingerprint"].decode()),
+        principal=fields["principal"].decode(),
+        binding=fields["binding"].decode(),
+        completed_at=int(fields["completed_at"]),
+        expires_at=int(fields["expires_at"]),
+        tombstone_until=int(fields["tombstone_until"]),
+        response=response,
+        context=fields["context"],
+        reason=fields["reason"].decode(),
+        confirmed=fields["confirmed"] == b"1",
+    )
+
+
+def _unreadable(scope: Scope, found: Reply) -> UnreadableRecord:
+    log.error(
+        "record %s has the stored format %s, this version reads %s: finish the roll-out, or remove what another program wrote",
+        scope.digest[:12],
+        _text(found) if isinstance(found, bytes) else "?",
+        FORMAT,
+    )
+    return UnreadableRecord()
+
+
+def _pairs(fingerprints: Sequence[Fingerprint]) -> list[Value]:
+    return [part for fingerprint in fingerprints for part in (fingerprint.recipe, fingerprint.value)]
+
+
+def _text(value: Reply) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _number(value: Reply) -> int:
+    return int(cast("int", value))

@@ -1,0 +1,5 @@
+"""Help for the tests of an app that uses the extension."""
+
+from .embedded import EmbeddedRedis
+
+__all__ = ["EmbeddedRedis"]

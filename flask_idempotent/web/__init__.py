@@ -1,0 +1,1 @@
+"""Flask: the decorator, the hooks, and what they do at each turn of a request."""

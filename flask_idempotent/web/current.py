@@ -1,0 +1,59 @@
+"""``current_idempotency``: what the running work may know and do about its own claim."""
+
+from __future__ import annotations
+
+from flask import current_app
+
+from ..call import Call, current_call
+from ..errors import NotProtected
+from .views import EXTENSION
+
+__all__ = ["CurrentIdempotency", "current_idempotency"]
+
+
+class CurrentIdempotency:
+    """The protected call that runs now. Every attribute raises ``NotProtected`` outside of one."""
+
+    __slots__ = ()
+
+    @property
+    def scope(self) -> str:
+        """The stable name of the operation."""
+        return _held().endpoint
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run of this key."""
+        return _held().attempt
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether an earlier attempt was given back, or lapsed."""
+        return _held().attempt > 1
+
+    @property
+    def fence(self) -> int:
+        """A number that rises with every claim of the key: whoever accepts writes can refuse a smaller one than the last
+        (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Best effort without a durable mirror:
+        a failover may turn the server's clock back."""
+        return _held().fence
+
+    def renew(self) -> None:
+        """Prolong the lease to a full one from now, as the heartbeat does.
+
+        :raises LeaseLost: another request holds the key by now; stop.
+        :raises StoreUnavailable: the store can't be asked; the lease that was granted still counts.
+        """
+        current_app.extensions[EXTENSION].engine.renew(_held())
+
+
+def _held() -> Call:
+    call = current_call()
+    if call is None or call.claim is None or not call.entered:
+        raise NotProtected(
+            "current_idempotency is only there inside a protected view: mark the view with @idempotent, and send a key"
+        )
+    return call
+
+
+current_idempotency = CurrentIdempotency()

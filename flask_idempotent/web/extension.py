@@ -1,0 +1,131 @@
+"""The extension object: from settings and clients to an app that is protected."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from flask import Flask, appcontext_pushed
+
+from ..call import ENVIRON_KEY
+from ..engine import Engine
+from ..errors import ConfigurationError
+from ..heartbeat import heartbeat
+from ..response.cipher import Cipher
+from ..settings import load_settings
+from ..stores.connect import RedisClient, connect, require_bytes
+from ..stores.redis import RedisStore
+from .problems import install_handlers
+from .protection import Loader, Loaders, Protection
+from .views import EXTENSION
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from flask_sqlalchemy import SQLAlchemy
+
+__all__ = ["Idempotent"]
+
+log = logging.getLogger("flask_idempotent")
+
+L = TypeVar("L", bound=Loader)
+
+
+class Idempotent:
+    """Makes the marked views of a Flask app safe to retry.
+
+    One object can serve several apps; each has its own settings and connections, and they share the loaders.
+
+    :param app: protected at once; leave it out and call :meth:`init_app` in an app factory.
+    """
+
+    def __init__(
+        self, app: Flask | None = None, *, db: SQLAlchemy | None = None, redis: RedisClient | None = None
+    ) -> None:
+        self._loaders = Loaders()
+        if app is not None:
+            self.init_app(app, db=db, redis=redis)
+
+    def init_app(self, app: Flask, *, db: SQLAlchemy | None = None, redis: RedisClient | None = None) -> None:
+        """Protect an app. Its ``IDEMPOTENT_`` settings are read and checked here; nothing is sent to Redis yet.
+
+        :param db: the app's Flask-SQLAlchemy object, for durable routes.
+        :param redis: a ready client that gives bytes, instead of ``IDEMPOTENT_REDIS_URL``. Its time-outs are its own.
+        :raises ConfigurationError: for a setting that is unknown, wrong or contradicts another, or a second call.
+        """
+        if EXTENSION in app.extensions:
+            raise ConfigurationError(
+                "this app has an Idempotent extension already: call Idempotent(app) or init_app(app) once for each app"
+            )
+        settings = load_settings(app.config)
+        if redis is not None:
+            require_bytes(redis)
+        client = redis if redis is not None else connect(settings.redis_url)
+        engine = Engine(
+            RedisStore(client, prefix=settings.key_prefix),
+            Cipher(settings.fernet_keys or ()),
+            sender=app,
+            heartbeat=heartbeat if settings.heartbeat else None,
+        )
+        protection = Protection(app, settings, engine, self._loaders)
+        app.extensions[EXTENSION] = protection
+        app.url_value_preprocessor(protection.open_request)
+        install_handlers(app, settings.docs_url)
+        app.wsgi_app = _net(app.wsgi_app, protection)  # type: ignore[method-assign]
+        _verify_in_commands(app, protection)
+        for warning in settings.warnings():
+            log.warning("%s", warning)
+
+    def principal_loader(self, loader: L) -> L:
+        """Register who calls: ``() -> str | int | UUID | None``, asked after the guards. ``None`` is anonymous."""
+        self._loaders.principal = loader
+        return loader
+
+    def tenant_loader(self, loader: L) -> L:
+        """Register the tenant of a call: ``() -> str | int | UUID | None``. Keys of two tenants are unrelated."""
+        self._loaders.tenant = loader
+        return loader
+
+    def verify(self, app: Flask) -> None:
+        """Check all marked views of an app together with its settings, as the first request does.
+
+        :raises ConfigurationError: with one line for each view that would not be protected, and the fix.
+        """
+        protection: Protection | None = app.extensions.get(EXTENSION)
+        if protection is None:
+            raise ConfigurationError("this app has no Idempotent extension: call init_app(app) first")
+        protection.verify()
+
+
+def _net(
+    inner: Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]], protection: Protection
+) -> Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]:
+    """The app's WSGI callable, with verification in front and a net behind.
+
+    A teardown function would not do: it is skipped when another one fails, and a copied context runs it too early.
+    """
+
+    def wsgi_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        protection.verify_once()
+        environ.pop(ENVIRON_KEY, None)
+        try:
+            return inner(environ, start_response)
+        finally:
+            call = environ.get(ENVIRON_KEY)
+            if call is not None:
+                protection.settle_open(call)
+
+    return wsgi_app
+
+
+def _verify_in_commands(app: Flask, protection: Protection) -> None:
+    """Verify in every ``flask`` command that pushes the app's context: the app is complete then."""
+
+    def pushed(sender: Flask, **_: Any) -> None:
+        if click.get_current_context(silent=True) is not None:
+            protection.verify_once()
+
+    # The signal holds it weakly, the app's own state holds it: so the app can go.
+    protection.on_command = pushed
+    appcontext_pushed.connect(pushed, app)

@@ -1,0 +1,170 @@
+"""The decorator, and how its mark is found again on whatever a route was given."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from flask import current_app
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response
+
+from ..call import Call
+from ..errors import ConfigurationError, NothingHappened
+from ..policy import Keywords, keywords_from
+from .outcome import own_status
+
+if TYPE_CHECKING:
+    from .protection import Protection
+
+__all__ = ["EXTENSION", "Deliver", "Mark", "idempotent", "marks_below", "marks_on"]
+
+#: The key of ``app.extensions``.
+EXTENSION = "idempotent"
+_MARK = "_idempotent_mark"
+_BELOW = "_idempotent_marks_above"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Mark:
+    """What the decorator was told about one view. It is bound to an app, an endpoint and a method when it is used."""
+
+    __slots__ = ("keywords", "name")
+
+    def __init__(self, keywords: Keywords, name: str) -> None:
+        self.keywords = keywords
+        self.name = name
+
+
+class Deliver(HTTPException):
+    """Carries a kept answer past the decorators around the view; Flask returns it untouched."""
+
+    code = None
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response=response)
+
+
+@overload
+def idempotent(view: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def idempotent(**keywords: object) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def idempotent(view: Callable[..., Any] | None = None, /, **keywords: object) -> Callable[..., Any]:
+    """Protect a view: the second arrival of a request gets the first result, and never runs the work again.
+
+    It stands directly on the view, below the route and below every guard, with or without parentheses. The keywords
+    are those of :class:`~flask_idempotent.policy.Keywords`; each that is left out comes from the app's settings.
+
+    :raises ConfigurationError: for a keyword that is unknown, of a wrong type or out of range.
+    """
+    checked = keywords_from(**keywords)
+    if view is None:
+        return functools.partial(_protect, keywords=checked)
+    if not callable(view):
+        raise ConfigurationError("@idempotent takes keywords only, such as @idempotent(scope='orders.create')")
+    return _protect(view, keywords=checked)
+
+
+def _protect(view: Callable[..., Any], *, keywords: Keywords) -> Callable[..., Any]:
+    mark = Mark(keywords, getattr(view, "__qualname__", repr(type(view))))
+    if inspect.iscoroutinefunction(view):
+
+        @functools.wraps(view)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            call = _begin(mark)
+            if isinstance(call, Response):
+                return call
+            try:
+                value = await view(*args, **kwargs)
+            except BaseException as error:
+                _failed(call, error)
+                raise
+            return _returned(call, value)
+
+    else:
+
+        @functools.wraps(view)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            call = _begin(mark)
+            if isinstance(call, Response):
+                return call
+            try:
+                value = view(*args, **kwargs)
+            except BaseException as error:
+                _failed(call, error)
+                raise
+            return _returned(call, value)
+
+    setattr(wrapper, _MARK, mark)
+    # Found by verification on a view that was registered without its wrapper: the decorator stood above the route.
+    if hasattr(view, "__dict__"):
+        setattr(view, _BELOW, (*getattr(view, _BELOW, ()), mark))
+    return wrapper
+
+
+def marks_on(view: Callable[..., Any]) -> Iterator[Mark]:
+    """The marks on a view and on what it wraps, outermost first."""
+    seen: set[int] = set()
+    for function in _chain(view):
+        mark = vars(function).get(_MARK) if hasattr(function, "__dict__") else None
+        if mark is not None and id(mark) not in seen:
+            seen.add(id(mark))
+            yield mark
+
+
+def marks_below(view: Callable[..., Any]) -> Iterator[Mark]:
+    """The marks that stand on a wrapper of this view which the view itself doesn't lead to."""
+    own = {id(mark) for mark in marks_on(view)}
+    for function in _chain(view):
+        for mark in getattr(function, _BELOW, ()):
+            if id(mark) not in own:
+                yield mark
+
+
+def _chain(view: Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
+    while view is not None:
+        yield view
+        view = getattr(view, "__wrapped__", None)
+
+
+def _begin(mark: Mark) -> Call | Response | None:
+    """Runs before the view. A call: the view runs for it; a response: it doesn't; ``None``: it runs unwatched."""
+    protection: Protection | None = current_app.extensions.get(EXTENSION)
+    if protection is None:
+        raise ConfigurationError(
+            f"the view {mark.name} is marked with @idempotent, but this app has no Idempotent extension: "
+            "call Idempotent(app), or init_app(app)"
+        )
+    call = protection.call_for(mark)
+    if call is None or call.entered:
+        return None
+    replay = protection.enter(call)
+    if replay is None:
+        return call
+    deliver = Deliver(replay)
+    if current_app.trap_http_exception(deliver):
+        return replay
+    raise deliver
+
+
+def _returned(call: Call | None, value: Any) -> Any:
+    if call is not None:
+        call.returned = True
+        call.own_status = own_status(value)
+    return value
+
+
+def _failed(call: Call | None, error: BaseException) -> None:
+    if call is not None:
+        if isinstance(error, NothingHappened):
+            call.nothing_happened = True
+        elif isinstance(error, HTTPException):
+            call.own_status = error.response.status_code if error.response is not None else error.code
