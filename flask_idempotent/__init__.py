@@ -6,4 +6,4 @@ from .web.current import current_idempotency
 from .web.extension import Idempotent
 from .web.views import idempotent
 
-__all__ = ["Idempotent", "NothingHappened", "Notes", "current_idempotency", "idempotent"]
+__all__ = ["Idempotent", "Notes", "NothingHappened", "current_idempotency", "idempotent"]

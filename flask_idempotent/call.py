@@ -12,6 +12,7 @@ from .records import Claim
 if TYPE_CHECKING:
     from werkzeug.wrappers import Response
 
+    from .engine import Engine
     from .heartbeat import Beat
     from .policy import Policy
     from .request.fingerprint import Fingerprinter
@@ -28,6 +29,7 @@ class Call:
 
     policy: Policy
     endpoint: str
+    engine: Engine
     fingerprinter: Fingerprinter
     #: The key of the header, parsed; ``None`` where there is none.
     header_key: str | None = None

@@ -6,6 +6,8 @@ import logging
 import math
 from dataclasses import dataclass
 
+from blinker import NamedSignal
+
 from . import signals
 from .call import Call
 from .errors import (
@@ -24,7 +26,7 @@ from .errors import (
 from .heartbeat import Heartbeat
 from .records import BodyKind, Claim, ClaimReply, Completed, Completion, Record, State, StoredResponse, Verdict
 from .response.cipher import Cipher
-from .stores.base import Released, Store
+from .stores.base import NotCommitted, Released, Store
 
 __all__ = ["Engine", "Replay", "Settled"]
 
@@ -83,16 +85,23 @@ class Engine:
             return replay
         raise self.refuse(call, _refusal(call, reply), claim)
 
-    def complete(self, call: Call, state: State, response: StoredResponse, *, reason: str = "") -> Settled:
+    def complete(
+        self, call: Call, state: State, response: StoredResponse, *, reason: str = "", undo: bool = False
+    ) -> Settled:
         """Keep an answer. Never releases: where the store can't be reached, the lease lapses.
 
+        :param undo: what the view did in the transaction that it shares with its key is taken back.
         :raises LeaseLost: another request holds the key, and is not finished.
+        :raises StoreUnavailable: the work was not committed, or nobody can tell.
         :raises ResponseUnavailable: another request's answer stands, and can't be given.
         """
         claim = self._let_go(call)
-        completion = Completion(claim, state, self._cipher.seal(claim.scope.digest, response), reason)
+        completion = Completion(claim, state, self._cipher.seal(claim.scope.digest, response), reason, undo=undo)
         try:
             reply = self.store.complete(completion)
+        except NotCommitted as error:
+            call.settled = True
+            raise self.refuse(call, error, claim) from None
         except StoreUnavailable:
             call.settled = True
             log.error("record %s: the answer could not be kept; its lease lapses, and a retry will run", _prefix(claim))
@@ -100,7 +109,7 @@ class Engine:
         call.settled = True
         if reply.outcome is Completed.STORED:
             self._emit(signals.completed, call, claim, state=state.value, reason=reason)
-            if reply.record is None:
+            if reply.record is None or reply.record.response == completion.response:
                 return Settled(expires_at=reply.expires_at)
             return Settled(replay=self._open(call, claim, reply.record))
         if reply.outcome is Completed.GONE:
@@ -181,15 +190,15 @@ class Engine:
             raise self.refuse(call, ResponseUnavailable(expires_at=record.expires_at), claim) from None
         if response.kind is BodyKind.NONE:
             location = next((value for name, value in response.headers if name.lower() == "location"), None)
-            members: dict[str, object] = {"original_status": response.status}
+            unavailable = ResponseUnavailable(expires_at=record.expires_at, original_status=response.status)
             if location is not None:
-                members["location"] = location
-            raise self.refuse(call, ResponseUnavailable(expires_at=record.expires_at, **members), claim)
+                unavailable.members["location"] = location
+            raise self.refuse(call, unavailable, claim)
         return Replay(response, record.expires_at)
 
     def _emit(
         self,
-        signal: signals.NamedSignal,
+        signal: NamedSignal,
         call: Call,
         claim: Claim | None,
         *,

@@ -181,7 +181,9 @@ class StoreUnavailable(IdempotencyError):
     code = 503
     problem = "store-unavailable"
     title = "The request can't be protected at the moment"
-    description = "Nothing was carried out. Send the same request again with the same key after the time in Retry-After."
+    description = (
+        "Nothing was carried out. Send the same request again with the same key after the time in Retry-After."
+    )
     retryable = True
     default_retry_after = 5
 

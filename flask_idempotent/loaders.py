@@ -16,7 +16,7 @@ from uuid import UUID
 from .errors import ConfigurationError
 from .request.scope import plain_text
 
-__all__ = ["HTTPAuthObject", "jwt_identity", "httpauth_user"]
+__all__ = ["HTTPAuthObject", "httpauth_user", "jwt_identity"]
 
 
 class HTTPAuthObject(Protocol):

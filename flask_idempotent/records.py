@@ -92,6 +92,8 @@ class Claim:
     ttl_ms: int
     tombstone_ms: int = 0
     rate: RateLimit | None = None
+    #: The database transaction that the key and the view's work share, on ``durable="transaction"`` routes.
+    transaction: object | None = None
 
 
 class BodyKind(str, enum.Enum):
@@ -161,7 +163,10 @@ class Verdict(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimReply:
-    """A store's answer to a claim. ``fence``, ``attempt`` and times only with ``CLAIMED``."""
+    """A store's answer to a claim. ``fence``, ``attempt`` and times only with ``CLAIMED``.
+
+    ``confirmed``: with ``FOREIGN`` and ``MISMATCH``, whether the record is one that the authority agreed to.
+    """
 
     verdict: Verdict
     fence: int = 0
@@ -169,19 +174,26 @@ class ClaimReply:
     created_at: int = 0
     reclaimed: bool = False
     comparable: bool = True
+    confirmed: bool = False
     wait_ms: int = 0
     record: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The end of a claim: the state it takes and the answer that is kept."""
+    """The end of a claim: the state it takes and the answer that is kept.
+
+    ``expires_at`` (ms) is that of the row which a copy is made of; 0 where the record's life begins with this.
+    ``undo``: the answer is kept, what the view did in the shared transaction is not.
+    """
 
     claim: Claim
     state: State
     response: KeptResponse
     reason: str = ""
     confirmed: bool = True
+    expires_at: int = 0
+    undo: bool = False
 
 
 class Completed(str, enum.Enum):

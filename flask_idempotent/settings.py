@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import marshmallow
@@ -17,15 +14,15 @@ from cryptography.fernet import Fernet
 
 from .errors import ConfigurationError
 from .records import RateLimit
+from .values import Durable, Mode, OnStoreError, near, one_of, parse_duration, parse_rate, plain, seconds, show
 
-__all__ = ["MAKE_FERNET_KEY", "PREFIX", "Settings", "load_settings"]
+__all__ = ["MAKE_FERNET_KEY", "PREFIX", "Settings", "load_settings", "outlives", "ttl_warnings"]
 
 #: What this version can't do yet: the values that a key refuses, or ``None`` for all but the default.
 NOT_YET: dict[str, tuple[object, ...] | None] = {
     "MODE": ("log",),
-    "DURABLE": None,
+    "DURABLE": ("intent",),
     "SETTLE_AFTER": None,
-    "BIND_KEY": None,
     "PROVIDERS": None,
     "RECONCILE_TRIES": None,
     "QUEUE": None,
@@ -37,10 +34,7 @@ PREFIX = "IDEMPOTENT_"
 
 #: The command that prints a key for ``IDEMPOTENT_FERNET_KEYS``.
 MAKE_FERNET_KEY = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
-
-Mode = Literal["enforce", "log", "off"]
-Durable = Literal[False, "transaction", "intent"]
-OnStoreError = Literal["closed", "open"]
+_MAKE_SECRET = 'python -c "import secrets; print(secrets.token_hex(32))"'
 
 _RATE_LIMIT = RateLimit(100, 60_000)
 
@@ -50,7 +44,8 @@ class Settings:
     """The app's configuration, one field for each ``IDEMPOTENT_`` key. Built by :func:`load_settings`, which checks it.
 
     Sizes are bytes. ``settle_after`` is ``None`` for lease plus skew; ``client_retry_window`` is ``None`` where nobody
-    stated one. Secrets are left out of ``repr()``.
+    stated one. Secrets are left out of ``repr()``. ``stated`` names the fields that the app stated: what a route states
+    moves the others, and contradicts these.
     """
 
     redis_url: str = field(default="redis://localhost:6379/0", repr=False)
@@ -88,6 +83,7 @@ class Settings:
     queue: str = "idempotency"
     sweep_cron: str = "*/5 * * * *"
     reconcile_cron: str = "* * * * *"
+    stated: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def warnings(self) -> list[str]:
         """What works, but hardly as it was meant: one sentence each, with the key and the fix. For the log at start."""
@@ -97,6 +93,8 @@ class Settings:
                 f"{PREFIX}SKEW is {seconds(self.skew)}: that suits no production. "
                 f"Set {PREFIX}SKEW to between 2 and 5 seconds (3 is the default); less is for tests."
             )
+        if any(len(key) < 16 or _placeholder(key) for key in self.fingerprint_keys or ()):
+            found.append(f"{PREFIX}FINGERPRINT_KEYS holds a key that could be guessed. Make one: {_MAKE_SECRET}")
         return found
 
 
@@ -119,7 +117,7 @@ def load_settings(config: Mapping[str, object]) -> Settings:
     for key in sorted(messages.keys() - _KEYS):
         hint = near(key.removeprefix(PREFIX), (known.removeprefix(PREFIX) for known in _KEYS), PREFIX)
         problems.append(f"{key} is not a known key.{hint} Correct or remove it.")
-    settings = Settings(**values)  # type: ignore[arg-type]
+    settings = Settings(**_fit_defaults(values), stated=frozenset(values))
     if settings.settle_after == settings.lease + settings.skew:
         values.pop("settle_after", None)
     problems += _not_yet(values)
@@ -127,6 +125,17 @@ def load_settings(config: Mapping[str, object]) -> Settings:
     if problems:
         raise ConfigurationError("\n".join(["the configuration of flask_idempotent can't be used:", *problems]))
     return settings
+
+
+def _fit_defaults(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """What was stated, and what it moves: a default that would contradict a stated value gives way to it."""
+    default, values = Settings(), dict(stated)
+    for less, more in (("lease", "max_processing"), ("inline_body", "max_body")):
+        if less not in stated and more in stated:
+            values[less] = min(stated[more], getattr(default, less))
+        elif less in stated and more not in stated:
+            values[more] = max(stated[less], getattr(default, more))
+    return values
 
 
 def _not_yet(values: Mapping[str, object]) -> list[str]:
@@ -153,6 +162,11 @@ def _contradictions(settings: Settings, bad: set[str]) -> list[str]:
         problems.append(
             f"{PREFIX}MAX_BODY ({settings.max_body}) is less than {PREFIX}INLINE_BODY ({settings.inline_body}). "
             f"Set {PREFIX}INLINE_BODY to {settings.max_body} or less, or raise {PREFIX}MAX_BODY."
+        )
+    if settings.durable and settings.on_store_error == "open":
+        problems.append(
+            f"{PREFIX}DURABLE={show(settings.durable)} and {PREFIX}ON_STORE_ERROR='open' exclude each other: durable "
+            "routes never run unprotected. Leave one of them out, and state it on the routes that need it."
         )
     if not bad & {"header", "replay_header"} and settings.header.lower() == settings.replay_header.lower():
         problems.append(f"{PREFIX}REPLAY_HEADER is the same as {PREFIX}HEADER. Give one of them another name.")
@@ -194,89 +208,8 @@ def ttl_warnings(ttl: timedelta, window: timedelta | None, name: str) -> list[st
 
 # Values: each parser returns what is meant, or raises ValueError with "must be ..." and the fix
 
-Parsed = TypeVar("Parsed")
-
-#: 10 years. More is a slip of units, and would not fit a script's numbers.
-_LONGEST = timedelta(days=3650)
-_MILLISECOND = timedelta(milliseconds=1)
-_WINDOWS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 #: A Redis value holds 512 MiB, and encryption makes a body a third larger.
 _LARGEST_BODY = 256 * 1024 * 1024
-
-
-def parse_duration(value: object, *, zero: bool = False) -> timedelta:
-    """Seconds or a ``timedelta`` as a ``timedelta``; at least 1 ms, or ``zero``."""
-    length: timedelta | None = None
-    if isinstance(value, timedelta):
-        length = value
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        try:
-            length = timedelta(seconds=value)
-        except OverflowError:
-            length = timedelta.max if value > 0 else timedelta.min
-    if length is None:
-        raise ValueError(f"must be a duration, not {show(value)}. Write seconds such as 30, or timedelta(seconds=30).")
-    if length < timedelta(0):
-        raise ValueError(f"must not be negative, it is {show(value)}. Write seconds such as 30, or a timedelta.")
-    if length < _MILLISECOND and not (zero and length == timedelta(0)):
-        least = "0 or at least 1 ms" if zero else "more than 0, at least 1 ms"
-        raise ValueError(f"must be {least}, it is {show(value)}. Leave it out for the default.")
-    if length > _LONGEST:
-        raise ValueError("must be at most 10 years. Write seconds (not milliseconds), or a timedelta.")
-    return length
-
-
-def parse_choice(value: object, choices: tuple[Parsed, ...]) -> Parsed:
-    """The one of ``choices`` that equals ``value``. ``False`` isn't ``0``."""
-    for choice in choices:
-        if value is choice or (type(choice) is not bool and not isinstance(value, bool) and value == choice):
-            return choice
-    allowed = ", ".join(repr(choice) for choice in choices)
-    hint = near(value, (choice for choice in choices if isinstance(choice, str)))
-    raise ValueError(f"must be one of {allowed}, not {show(value)}.{hint}")
-
-
-def parse_rate(value: object) -> RateLimit | None:
-    """``"100/minute"`` as 100 new keys in 60,000 ms; ``None`` for no limit."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,9})/(second|minute|hour|day)", value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(
-            f"must be 'N/second', 'N/minute', 'N/hour' or 'N/day', not {show(value)}. "
-            "Write '100/minute', or None for no limit."
-        )
-    if int(match[1]) == 0:
-        raise ValueError(f"must let at least one new key pass, it is {show(value)}. Write None for no limit.")
-    return RateLimit(int(match[1]), _WINDOWS_MS[match[2]])
-
-
-def to_ms(length: timedelta) -> int:
-    """Whole milliseconds, rounded up, so that nothing but 0 becomes 0."""
-    return -(-length // _MILLISECOND)
-
-
-def plain(length: timedelta) -> str:
-    """Seconds as one would type them: ``30``, ``0.5``."""
-    return f"{length.total_seconds():f}".rstrip("0").rstrip(".")
-
-
-def seconds(length: timedelta) -> str:
-    """Seconds with their unit, for a sentence."""
-    return plain(length) + " s"
-
-
-def show(value: object) -> str:
-    """A wrong value as far as it helps: plain ones shortened, of others only the type. Never call it on a secret."""
-    if value is None or isinstance(value, (str, int, float, timedelta)):
-        return reprlib.repr(value)
-    return f"a {type(value).__name__}"
-
-
-def near(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """`` Did you mean 'x'?``, or nothing. ``prefix`` is put before the name that is found."""
-    close = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
-    return f" Did you mean {prefix + close[0]!r}?" if close else ""
 
 
 def _whole(least: int, most: int) -> Callable[[object], int]:
@@ -286,10 +219,6 @@ def _whole(least: int, most: int) -> Callable[[object], int]:
         return int(value)
 
     return parse
-
-
-def _choice(*choices: object) -> Callable[[object], object]:
-    return lambda value: parse_choice(value, choices)
 
 
 def _like(pattern: str, kind: str) -> Callable[[object], str]:
@@ -361,12 +290,11 @@ def _is_fernet_key(raw: bytes) -> bool:
 
 
 def _fingerprint_keys(value: object) -> tuple[bytes, ...]:
-    fix = 'Make a key: python -c "import secrets; print(secrets.token_hex(32))"'
-    return _secrets(value, _is_fingerprint_key, "secrets of at least 16 random bytes", fix)
+    return _secrets(value, _is_fingerprint_key, "secrets, none of them empty", f"Make a key: {_MAKE_SECRET}")
 
 
 def _is_fingerprint_key(raw: bytes) -> bool:
-    return len(raw) >= 16 and not _placeholder(raw)
+    return bool(raw.strip())
 
 
 def _placeholder(raw: bytes) -> bool:
@@ -396,17 +324,17 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "lease": parse_duration,
     "max_processing": parse_duration,
     "skew": lambda value: parse_duration(value, zero=True),
-    "heartbeat": _choice(True, False),
+    "heartbeat": one_of(True, False),
     "settle_after": lambda value: parse_duration(value, zero=True),
     "client_retry_window": parse_duration,
-    "durable": _choice(False, "transaction", "intent"),
-    "mismatch_status": _choice(422, 409),
-    "foreign_key": _choice("not_found", "isolate"),
-    "on_expired": _choice("new", "reject"),
+    "durable": one_of(False, "transaction", "intent"),
+    "mismatch_status": one_of(422, 409),
+    "foreign_key": one_of("not_found", "isolate"),
+    "on_expired": one_of("new", "reject"),
     "tombstone": parse_duration,
-    "on_store_error": _choice("closed", "open"),
-    "mode": _choice("enforce", "log", "off"),
-    "anonymous": _choice("allow", "refuse"),
+    "on_store_error": one_of("closed", "open"),
+    "mode": one_of("enforce", "log", "off"),
+    "anonymous": one_of("allow", "refuse"),
     "min_key_bits": _whole(0, 1024),
     "fernet_keys": _fernet_keys,
     "fingerprint_keys": _fingerprint_keys,

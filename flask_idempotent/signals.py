@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from blinker import Namespace, NamedSignal
+from blinker import NamedSignal, Namespace
 
 __all__ = [
     "claimed",

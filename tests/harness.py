@@ -53,12 +53,11 @@ class _Context:
 class GunicornApp(_Context):
     """Gunicorn with an app, on a free loopback port.
 
-    Arguments:
-        source: text of a module that defines the app; or use ``target`` alone for an importable one.
-        target: gunicorn's app argument; ``app`` and ``create_app()`` are looked up in the source's module.
-        workers, threads, worker_class: as in gunicorn; ``"sync"``, ``"gthread"``, ``"gevent"``.
-        env: set over this process's environment.
-        options: further gunicorn options, e.g. ``["--preload"]``.
+    :param source: text of a module that defines the app; or use ``target`` alone for an importable one.
+    :param target: gunicorn's app argument; ``app`` and ``create_app()`` are looked up in the source's module.
+    :param worker_class: ``"sync"``, ``"gthread"``, ``"gevent"``.
+    :param env: set over this process's environment.
+    :param options: further gunicorn options, e.g. ``["--preload"]``.
 
     `start` returns when every worker has loaded the app.
     """
@@ -164,10 +163,8 @@ def child_exit(server, worker):
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(6)
-            except subprocess.TimeoutExpired:
-                pass
             # The session's process group: the master if it hangs, and workers that outlived it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -227,8 +224,7 @@ class CommandCounter(_Context):
 class Proxy(_Context):
     """A TCP proxy in front of a server, which can lose replies, delay them and swallow everything.
 
-    Arguments:
-        target: a URL (Redis, PostgreSQL, MySQL or ``unix://``), or a (host, port).
+    :param target: a URL (Redis, PostgreSQL, MySQL or ``unix://``), or a (host, port).
 
     Attributes:
         url: the target's URL through the proxy.
@@ -258,7 +254,8 @@ class Proxy(_Context):
         if parts.scheme == "unix":
             return f"redis://127.0.0.1:{self.port}?{parts.query}".rstrip("?")
         user, at, _ = parts.netloc.rpartition("@")
-        return urllib.parse.urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{self.port}"))
+        query = urllib.parse.urlencode([pair for pair in urllib.parse.parse_qsl(parts.query) if pair[0] != "host"])
+        return urllib.parse.urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{self.port}", query=query))
 
     def cut_reply(self, n: int = 1, match: bytes = b"") -> None:
         """Lose the next n replies to requests that contain ``match``: the server does the work, the client's
@@ -377,7 +374,10 @@ def _address(url: str) -> str | tuple[str, int]:
     if parts.scheme == "unix":
         return parts.path
     default = {"redis": 6379, "postgresql": 5432, "mysql": 3306, "mariadb": 3306}[parts.scheme.partition("+")[0]]
-    return parts.hostname or "127.0.0.1", parts.port or default
+    port = parts.port or default
+    if directory := dict(urllib.parse.parse_qsl(parts.query)).get("host"):  # PostgreSQL's way to name a socket
+        return f"{directory}/.s.PGSQL.{port}"
+    return parts.hostname or "127.0.0.1", port
 
 
 def _shut(each: socket.socket) -> None:

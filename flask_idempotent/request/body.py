@@ -11,6 +11,7 @@ from typing import IO, TypeVar
 
 from flask import Request
 from werkzeug.datastructures import FileStorage, MultiDict
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 
 from ..errors import ConfigurationError
@@ -142,7 +143,7 @@ def _parse(data: bytes, request: Request, ignored: Collection[str]) -> Form | No
     parser = FormDataParser(stream_factory=_in_memory, silent=False)
     try:
         _, fields, files = parser.parse(io.BytesIO(data), request.mimetype, len(data), request.mimetype_params)
-    except ValueError:
+    except (ValueError, RequestEntityTooLarge):  # the latter is how Werkzeug 3.0 calls a form that isn't UTF-8
         return None
     return _form(fields, files, ignored)
 

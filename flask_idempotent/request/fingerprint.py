@@ -22,7 +22,7 @@ __all__ = ["Fields", "Fingerprinter"]
 
 #: What ``fields=`` takes: the whole body, names and JSON pointers, a Schema, a callable, ``"raw"``, or ``False``.
 Fields: TypeAlias = (
-    None | Literal[False, "raw"] | Sequence[str] | Set[str] | Schema | type[Schema] | Callable[[Request], object]
+    Literal[False, "raw"] | Sequence[str] | Set[str] | Schema | type[Schema] | Callable[[Request], object] | None
 )
 
 #: Version of the algorithm. Change it with anything that gives another value for the same request.
@@ -188,6 +188,8 @@ def _raw(request: Request) -> _Part:
 def _path(request: Request, variables: Mapping[str, object]) -> bytes:
     if not variables:
         return b""
+    if all(type(value) in (str, int) for value in variables.values()):
+        return dump(dict(variables))
     try:
         return dump_value(dict(variables))
     except TypeError:

@@ -15,7 +15,7 @@ __all__ = ["EXPIRES_HEADER", "STATUS_HEADER", "http_expires", "kept_headers", "r
 EXPIRES_HEADER = "Idempotency-Expires"
 STATUS_HEADER = "Idempotency-Status"
 
-#: Headers that belong to one connection, one client or one moment (RFC 9110 section 7.6.1, RFC 6265), never to a replay.
+#: Headers of one connection (RFC 9110, section 7.6.1), one client (RFC 6265) or one moment: never those of a replay.
 NOT_KEPT = frozenset(
     {
         # one connection

@@ -6,9 +6,21 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..errors import StoreUnavailable
 from ..records import Claim, ClaimReply, Completion, CompletionReply, Record, Scope
 
-__all__ = ["Released", "Store"]
+__all__ = ["NotCommitted", "Released", "Store"]
+
+
+class NotCommitted(StoreUnavailable):
+    """A completion that may not have taken the work with it: the view's answer must not reach the client.
+
+    :param absent: it is known that nothing was committed.
+    """
+
+    def __init__(self, detail: str | None = None, *, absent: bool = False) -> None:
+        super().__init__(detail)
+        self.absent = absent
 
 
 class Released(str, enum.Enum):

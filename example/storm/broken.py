@@ -1,0 +1,46 @@
+"""The shop with the claim taken out: its store lets everybody run. It shows that the table can fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from flask import Flask
+
+from flask_idempotent.records import Claim, ClaimReply, Completed, Completion, CompletionReply, Record, Scope, Verdict
+from flask_idempotent.stores.base import Released
+
+from ..app import create_app as create_shop
+
+__all__ = ["create_app"]
+
+
+class NoClaim:
+    """A store that says yes to every claim and remembers nothing."""
+
+    def claim(self, claim: Claim) -> ClaimReply:
+        now = _now_ms()
+        return ClaimReply(Verdict.CLAIMED, fence=now, attempt=1, created_at=now)
+
+    def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        return [True] * len(claims)
+
+    def complete(self, completion: Completion) -> CompletionReply:
+        return CompletionReply(Completed.STORED, expires_at=_now_ms() + completion.claim.ttl_ms)
+
+    def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
+        return Released.RELEASED
+
+    def read(self, scope: Scope) -> Record | None:
+        return None
+
+
+def create_app(config: Mapping[str, object] | None = None) -> Flask:
+    """The shop, unprotected."""
+    app = create_shop(config)
+    app.extensions["idempotent"].engine.store = NoClaim()
+    return app
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,148 @@
+"""Redis in front of the database: it answers what is sure, and the database decides the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from ..errors import StoreUnavailable
+from ..records import (
+    BodyKind,
+    Claim,
+    ClaimReply,
+    Completed,
+    Completion,
+    CompletionReply,
+    KeptResponse,
+    Record,
+    Scope,
+    State,
+    Verdict,
+)
+from .base import NotCommitted, Released
+from .redis import RedisStore
+from .sql import SqlStore
+from .transaction import shared
+
+__all__ = ["DurableStore"]
+
+log = logging.getLogger("flask_idempotent")
+
+#: A Redis copy whose body is in the database alone.
+MIRRORED = "mirrored"
+
+
+class DurableStore:
+    """The Store of durable routes.
+
+    Redis answers alone what is confirmed (it was committed in the database first) and that somebody holds a live
+    lease. "New", and a refusal by a record that the database hasn't agreed to, go to the database. Without Redis all of
+    them do.
+
+    :param inline_body: bytes; a larger body is kept in the database alone.
+    """
+
+    def __init__(self, front: RedisStore, back: SqlStore, *, inline_body: int) -> None:
+        self._front = front
+        self._back = back
+        self._inline_body = inline_body
+
+    def claim(self, claim: Claim) -> ClaimReply:
+        transaction = shared(claim)
+        try:
+            said = self._front.claim(claim)
+        except StoreUnavailable:
+            said = None
+        if said is not None and said.verdict is not Verdict.CLAIMED:
+            answer = self._without_claim(claim, said)
+            if answer is not None:
+                return answer
+        transaction.fronted = said is not None and said.verdict is Verdict.CLAIMED
+        try:
+            reply = self._back.claim(claim)
+        except StoreUnavailable:
+            self._give_back(claim)
+            raise
+        if reply.verdict is Verdict.CLAIMED:
+            return reply
+        if reply.verdict is Verdict.REPLAY and reply.record is not None:
+            self._write_back(claim, reply.record)
+        else:
+            self._give_back(claim)
+        return reply
+
+    def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        """Prolong the leases in front. One that Redis lost is no loss: the row is held by its transaction."""
+        fronted = [claim for claim in claims if shared(claim).fronted]
+        if fronted:
+            self._front.renew(fronted)
+        return [True] * len(claims)
+
+    def complete(self, completion: Completion) -> CompletionReply:
+        try:
+            reply = self._back.complete(completion)
+        except NotCommitted as error:
+            if error.absent:
+                self._give_back(completion.claim)
+            raise
+        if reply.outcome is Completed.STORED:
+            record = reply.record
+            if record is not None and record.response is not None:
+                self._copy(completion.claim, record.state, record.response, record.reason, record.expires_at)
+            else:
+                state, response = completion.state, completion.response
+                self._copy(completion.claim, state, response, completion.reason, reply.expires_at)
+        return reply
+
+    def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
+        released = self._back.release(claim, reason=reason, forget=forget)
+        if released is Released.RELEASED:
+            self._give_back(claim)
+        return released
+
+    def read(self, scope: Scope) -> Record | None:
+        return self._back.read(scope)
+
+    def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
+        """The answer where Redis holds something already; ``None`` where the database is to be asked for a claim."""
+        if said.verdict is Verdict.REPLAY and said.record is not None:
+            if not said.record.confirmed:
+                return self._back.judge(claim)
+            if said.record.response is None or said.record.response.kind != MIRRORED:
+                return said
+            return self._back.judge(claim)
+        if said.verdict in (Verdict.FOREIGN, Verdict.MISMATCH):
+            return said if said.confirmed else self._back.judge(claim) or said
+        if said.verdict is Verdict.LIMITED:
+            # A key that only Redis forgot is not a new one.
+            return self._back.judge(claim) or said
+        if said.verdict is Verdict.INDETERMINATE:
+            return None
+        return said
+
+    def _give_back(self, claim: Claim) -> None:
+        """A claim in front that the database didn't agree to leaves nothing."""
+        if not shared(claim).fronted:
+            return
+        try:
+            self._front.release(claim, reason="", forget=True)
+        except StoreUnavailable:
+            log.info("a claim in Redis could not be given back; its lease lapses")
+
+    def _write_back(self, claim: Claim, record: Record) -> None:
+        """Fill Redis again, through a claim of one's own only: so nothing that was forgotten comes back late."""
+        if record.response is not None and record.state in (State.SUCCEEDED, State.FAILED):
+            self._copy(claim, record.state, record.response, record.reason, record.expires_at)
+
+    def _copy(self, claim: Claim, state: State, response: KeptResponse, reason: str, expires_at: int) -> None:
+        if not shared(claim).fronted:
+            return
+        if len(response.body) > self._inline_body and response.kind == BodyKind.FULL.value:
+            response = dataclasses.replace(response, headers=b"[]", body=b"", kind=MIRRORED, cipher="")
+        try:
+            self._front.complete(
+                Completion(claim, state, response, reason=reason, confirmed=True, expires_at=expires_at)
+            )
+        except StoreUnavailable:
+            log.info("the copy in Redis could not be written; the next repeat is answered from the database")

@@ -1,0 +1,588 @@
+"""Records in the app's own database, written in the very transaction in which the view works."""
+
+from __future__ import annotations
+
+import datetime
+import hmac
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import bindparam, case, delete, func, insert, literal, null, select, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.engine import Connection, Engine, Row
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.sql.elements import ColumnElement
+
+from ..errors import ConfigurationError, StoreUnavailable, UnreadableRecord
+from ..records import (
+    FINISHED,
+    FORMAT,
+    Claim,
+    ClaimReply,
+    Completed,
+    Completion,
+    CompletionReply,
+    Fingerprint,
+    KeptResponse,
+    Record,
+    Scope,
+    State,
+    Verdict,
+)
+from .base import NotCommitted, Released
+from .faults import Fault, fault_of
+from .models import Tables, now_ms
+from .transaction import OuterEnded, Transaction, shared
+
+__all__ = ["SqlStore"]
+
+log = logging.getLogger("flask_idempotent")
+
+#: How often a claim is tried again after a deadlock, a serialization failure, or a row that vanished.
+TRIES = 4
+#: Milliseconds that a claim waits for the only writer that SQLite has.
+SQLITE_BUSY_MS = 300
+
+UNKNOWN = "It is not known whether this was carried out. Send the same request again with the same key."
+
+#: Columns of a key's row that its end writes.
+FINAL = ("status", "reason", "response_code", "completed_at", "expires_at", "expires_day", "tombstone_until")
+#: Columns of an answer's row, and the parameter of each.
+ANSWER = (
+    ("tenant_id", "p", "tenant"),
+    ("endpoint", "p", "endpoint"),
+    ("key_digest", "p", "digest"),
+    ("expires_day", "v", "expires_day"),
+    ("lock_version", "r", "lock_version"),
+    ("headers", "r", "headers"),
+    ("body", "r", "body"),
+    ("kind", "r", "kind"),
+    ("cipher", "r", "cipher"),
+)
+
+T = TypeVar("T")
+
+
+class SqlStore:
+    """The Store for ``durable="transaction"``: key, effect and answer are committed together, or not at all.
+
+    The row is inserted right before the view runs and seen by nobody until the commit, so there is no lease, no
+    heartbeat and nothing to take over: a process that dies takes its row along.
+
+    :param engine: a callable, since Flask-SQLAlchemy's engines are known only within an app context.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], tables: Tables) -> None:
+        self._engine = engine
+        self._tables = tables
+        keys, responses = tables.keys, tables.responses
+        self._is = (
+            keys.c.tenant_id == bindparam("p_tenant"),
+            keys.c.endpoint == bindparam("p_endpoint"),
+            keys.c.key_digest == bindparam("p_digest"),
+        )
+        self._select = select(keys, now_ms().label("now")).where(*self._is)
+        # What a claim learns of its own row. The number is that of the transaction, where the database has one.
+        claimed = (keys.c.lock_version, keys.c.attempt, keys.c.created_at, now_ms().label("claimed_at"))
+        self._claimed = (*claimed, func.txid_current().label("number"))
+        self._select_claimed = select(*claimed, null().label("number")).where(*self._is)
+        self._ours = select(keys.c.status).where(*self._is, keys.c.claim_token == bindparam("p_token"))
+        self._select_response = select(responses).where(
+            responses.c.tenant_id == bindparam("p_tenant"),
+            responses.c.endpoint == bindparam("p_endpoint"),
+            responses.c.key_digest == bindparam("p_digest"),
+            responses.c.lock_version == bindparam("p_version"),
+        )
+        self._delete = delete(keys).where(
+            *self._is,
+            keys.c.claim_token == bindparam("p_token"),
+            keys.c.lock_version == bindparam("p_version"),
+            keys.c.status == bindparam("p_status"),
+        )
+        self._delete_response = delete(responses).where(
+            responses.c.tenant_id == bindparam("p_tenant"),
+            responses.c.endpoint == bindparam("p_endpoint"),
+            responses.c.key_digest == bindparam("p_digest"),
+        )
+        ours = (*self._is, keys.c.claim_token == bindparam("p_token"), keys.c.status == State.IN_PROGRESS.value)
+        final = {name: bindparam(f"v_{name}", type_=keys.c[name].type) for name in FINAL}
+        answer = {
+            name: bindparam(f"{kind}_{parameter}", type_=responses.c[name].type) for name, kind, parameter in ANSWER
+        }
+        self._finish = update(keys).where(*ours).values(final)
+        self._insert_response = insert(responses).values(answer)
+        # One statement, where the transaction has a number and a statement may hold two.
+        done = (
+            update(keys)
+            .where(*ours, func.txid_current() == bindparam("p_number", type_=keys.c.lock_version.type))
+            .values(final)
+            .returning(keys.c.status)
+            .cte("done")
+        )
+        self._finish_at_once = (
+            insert(responses)
+            .from_select(list(answer), select(*answer.values()).select_from(done))
+            .returning(responses.c.lock_version)
+        )
+        self._inserts: dict[str, Any] = {}
+
+    # -- the protocol ----------------------------------------------------------------------------------------------
+
+    def claim(self, claim: Claim) -> ClaimReply:
+        """Insert the row in the claim's own transaction, which stays open. Waits for nobody: a duplicate behind a row
+        that isn't committed yet is told ``IN_PROGRESS``."""
+        transaction = shared(claim)
+        if claim.scope.tenant is not None and len(claim.scope.tenant) > 255:
+            raise ConfigurationError(
+                "a tenant of a durable route has at most 255 characters: return a shorter identifier"
+            )
+        old: Row[Any] | None = None
+        for attempt in range(TRIES):
+            try:
+                reply, old = self._try_claim(claim, transaction, old)
+            except DBAPIError as error:
+                transaction.rollback()
+                fault = fault_of(error)
+                if fault is Fault.LOCKED:
+                    transaction.close()
+                    return ClaimReply(Verdict.IN_PROGRESS, wait_ms=1000)
+                if fault is Fault.AGAIN and attempt < TRIES - 1:
+                    time.sleep(random.uniform(0.005, 0.02) * 2**attempt)
+                    continue
+                transaction.discard()
+                raise _away(error) from error
+            except SQLAlchemyError as error:
+                transaction.discard()
+                raise _away(error) from error
+            if reply is not None:
+                if reply.verdict is not Verdict.CLAIMED:
+                    transaction.close()
+                return reply
+        transaction.close()
+        return ClaimReply(Verdict.IN_PROGRESS, wait_ms=1000)
+
+    def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        """Nothing to prolong: the row is held by its transaction."""
+        return [True] * len(claims)
+
+    def complete(self, completion: Completion) -> CompletionReply:
+        """Commit the key and its answer, with the view's work (or without, where ``undo`` says so).
+
+        :raises NotCommitted: nothing was committed, or nobody can tell.
+        """
+        claim = completion.claim
+        transaction = shared(claim)
+        transaction.part()
+        if completion.undo:
+            lost = self._claim_anew(claim, transaction)
+            if lost is not None:
+                return lost
+        values = self._final(transaction, completion)
+        try:
+            transaction.check()
+            self._write(transaction.connection, claim, values, transaction.number)
+            transaction.commit()
+        except (OuterEnded, SQLAlchemyError) as error:
+            transaction.discard()
+            return self._read_back(claim, values, error)
+        transaction.close()
+        return CompletionReply(Completed.STORED, expires_at=values["v_expires_at"])
+
+    def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
+        """Take back the view's work and the row: nothing binds the key any more."""
+        transaction = shared(claim)
+        if not transaction.is_open:
+            return Released.GONE
+        transaction.part()
+        transaction.rollback()
+        try:
+            left = self._left_behind(claim, transaction)
+        except SQLAlchemyError as error:
+            transaction.discard()
+            raise _away(error) from error
+        transaction.close()
+        if left:
+            _tell_ended(claim)
+            self._mark_unknown(claim)
+            return Released.LOST
+        return Released.RELEASED
+
+    def read(self, scope: Scope) -> Record | None:
+        return self._fresh(lambda connection: self._read(connection, scope))
+
+    def judge(self, claim: Claim) -> ClaimReply | None:
+        """What the committed row says to a claim, without claiming. ``None`` where it would be free."""
+
+        def look(connection: Connection) -> ClaimReply | None:
+            row = connection.execute(self._select, _key(claim.scope)).one_or_none()
+            return None if row is None else self._verdict(connection, claim, row)
+
+        return self._fresh(look)
+
+    # -- claim -----------------------------------------------------------------------------------------------------
+
+    def _try_claim(
+        self, claim: Claim, transaction: Transaction, old: Row[Any] | None
+    ) -> tuple[ClaimReply | None, Row[Any] | None]:
+        """One try: a reply, or the old row that a next try replaces (``None`` for a row that vanished meanwhile)."""
+        connection = transaction.begin()
+        try:
+            inserted = self._insert(connection, claim, old)
+        except IntegrityError:
+            inserted = None
+        if inserted is not None:
+            transaction.claimed(fence=inserted.lock_version, at_ms=inserted.claimed_at, number=inserted.number)
+            reply = ClaimReply(
+                Verdict.CLAIMED,
+                fence=inserted.lock_version,
+                attempt=inserted.attempt,
+                created_at=inserted.created_at,
+            )
+            return reply, None
+        transaction.rollback()
+        connection = transaction.begin()
+        row = connection.execute(self._select, _key(claim.scope)).one_or_none()
+        if row is None:
+            transaction.rollback()
+            held = ClaimReply(Verdict.IN_PROGRESS, wait_ms=1000) if connection.dialect.name == "postgresql" else None
+            return held, None
+        reply_or_free = self._verdict(connection, claim, row)
+        transaction.rollback()
+        return (reply_or_free, None) if reply_or_free is not None else (None, row)
+
+    def _insert(self, connection: Connection, claim: Claim, old: Row[Any] | None) -> Row[Any] | None:
+        """The key's row, after the old one that it replaces. ``None`` on PostgreSQL where somebody else holds the key."""
+        dialect = connection.dialect
+        if dialect.name == "sqlite":
+            _begin_immediate(connection)
+        if old is not None:
+            key = _key(claim.scope)
+            gone = connection.execute(
+                self._delete,
+                {**key, "p_token": old.claim_token, "p_version": old.lock_version, "p_status": old.status},
+            )
+            if gone.rowcount != 1:
+                return None
+            connection.execute(self._delete_response, key)
+        elif dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False):
+            # MySQL can't bound one INSERT's wait; a row that is open already is found without waiting.
+            connection.execute(self._select.with_for_update(nowait=True), _key(claim.scope))
+        fingerprint = claim.fingerprints[0]
+        # An attempt of the same key's life, not of an expired one.
+        former = old if old is not None and old.status == State.RELEASED.value else None
+        parameters = {
+            "v_tenant_id": claim.scope.tenant or "",
+            "v_endpoint": claim.scope.endpoint,
+            "v_key_digest": claim.scope.digest,
+            "v_principal": claim.principal,
+            "v_binding": claim.binding,
+            "v_recipe": fingerprint.recipe,
+            "v_request_hash": fingerprint.value,
+            "v_claim_token": claim.token,
+            "v_attempt": former.attempt + 1 if former is not None else 1,
+            "least_version": old.lock_version + 1 if old is not None else 0,
+            "first_created": former.created_at if former is not None else 0,
+        }
+        statement = self._insert_for(connection)
+        if dialect.name == "postgresql":
+            parameters["lock"] = int(claim.scope.digest[:16], 16) - 2**63
+            return connection.execute(statement, parameters).one_or_none()
+        if getattr(dialect, "is_mariadb", False):
+            _without_waiting(connection, statement, parameters)
+        else:
+            connection.execute(statement, parameters)
+        return connection.execute(self._select_claimed, _key(claim.scope)).one()
+
+    def _insert_for(self, connection: Connection) -> Any:
+        """The INSERT of this dialect, built once."""
+        name = connection.dialect.name
+        statement = self._inserts.get(name)
+        if statement is None:
+            statement = self._inserts[name] = self._build_insert(connection)
+        return statement
+
+    def _build_insert(self, connection: Connection) -> Any:
+        keys, name = self._tables.keys, connection.dialect.name
+        values: dict[str, ColumnElement[Any]] = {
+            column: bindparam(f"v_{column}", type_=keys.c[column].type)
+            for column in (
+                "tenant_id",
+                "endpoint",
+                "key_digest",
+                "principal",
+                "binding",
+                "recipe",
+                "request_hash",
+                "claim_token",
+                "attempt",
+            )
+        }
+        least = bindparam("least_version", type_=keys.c.lock_version.type)
+        first = bindparam("first_created", type_=keys.c.created_at.type)
+        values["status"] = literal(State.IN_PROGRESS.value, keys.c.status.type)
+        values["lock_version"] = case((least > now_ms(), least), else_=now_ms())
+        values["created_at"] = case((first > 0, first), else_=now_ms())
+        if name == "postgresql":
+            # Whoever holds the key holds this lock until the transaction ends: nobody ever waits for an open row.
+            free = func.pg_try_advisory_xact_lock(bindparam("lock", type_=keys.c.lock_version.type))
+            statement = pg_insert(keys).from_select(list(values), select(*values.values()).where(free))
+            return statement.on_conflict_do_nothing().returning(*self._claimed)
+        return insert(keys).values(values)
+
+    def _verdict(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
+        """What a committed row says; ``None`` where it may be replaced. Identity, fingerprint, state, in this order."""
+        if str(row.format) != FORMAT:
+            log.error(
+                "row %s has the stored format %s, this version reads %s", claim.scope.digest[:12], row.format, FORMAT
+            )
+            raise UnreadableRecord()
+        state = State(row.status)
+        same_owner = _equal(row.principal, claim.principal) and _equal(row.binding, claim.binding)
+        if state in FINISHED and row.expires_at is not None and row.expires_at <= row.now:
+            if (row.tombstone_until or 0) > row.now:
+                return ClaimReply(Verdict.EXPIRED) if same_owner else ClaimReply(Verdict.FOREIGN, confirmed=True)
+            return None
+        if not same_owner:
+            return ClaimReply(Verdict.FOREIGN, confirmed=True)
+        known = [fingerprint.value for fingerprint in claim.fingerprints if fingerprint.recipe == row.recipe]
+        if known and not _equal(known[0], row.request_hash):
+            return ClaimReply(Verdict.MISMATCH, confirmed=True)
+        if state in FINISHED:
+            return ClaimReply(Verdict.REPLAY, comparable=bool(known), record=self._record(connection, row))
+        if state is State.RELEASED:
+            return None
+        # A row in progress that can be seen was committed by the view itself, and then left: nobody knows what it did.
+        return ClaimReply(Verdict.INDETERMINATE)
+
+    def _claim_anew(self, claim: Claim, transaction: Transaction) -> CompletionReply | None:
+        """Take the view's work back, and hold the key again for the answer alone. A reply where that can't be.
+
+        :raises NotCommitted: the view had ended the transaction, or the database is away.
+        """
+        transaction.rollback()
+        try:
+            left = self._left_behind(claim, transaction)
+        except SQLAlchemyError as error:
+            transaction.discard()
+            raise NotCommitted(absent=True) from error
+        if left:
+            transaction.close()
+            _tell_ended(claim)
+            self._mark_unknown(claim)
+            raise NotCommitted(UNKNOWN)
+        try:
+            reply = self.claim(claim)
+        except StoreUnavailable as error:
+            raise NotCommitted(absent=True) from error
+        if reply.verdict is Verdict.CLAIMED:
+            return None
+        return CompletionReply(Completed.LOST, record=reply.record, wait_ms=reply.wait_ms)
+
+    def _left_behind(self, claim: Claim, transaction: Transaction) -> bool:
+        """After a rollback: whether our row is there all the same, since the view ended the transaction itself."""
+        connection = transaction.begin()
+        found = connection.execute(self._ours, {**_key(claim.scope), "p_token": claim.token}).one_or_none()
+        transaction.rollback()
+        return found is not None
+
+    # -- completion ------------------------------------------------------------------------------------------------
+
+    def _final(self, transaction: Transaction, completion: Completion) -> dict[str, Any]:
+        """All that is written at the end. The database's clock is read once, at the claim; from there on time is
+        counted by the process' own monotonic clock."""
+        claim, response = completion.claim, completion.response
+        now = transaction.now_ms()
+        expires_at = now + claim.ttl_ms
+        return {
+            "v_status": completion.state.value,
+            "v_reason": completion.reason[:255],
+            "v_response_code": response.status,
+            "v_completed_at": now,
+            "v_expires_at": expires_at,
+            "v_expires_day": datetime.datetime.fromtimestamp(expires_at / 1000, datetime.timezone.utc).date(),
+            "v_tombstone_until": expires_at + claim.tombstone_ms if claim.tombstone_ms else None,
+            "response": response,
+            "version": transaction.fence,
+        }
+
+    def _write(self, connection: Connection, claim: Claim, values: Mapping[str, Any], number: int | None) -> None:
+        """Finish the row and add its answer, by compare-and-swap on token and state.
+
+        :raises OuterEnded: the row is not there in this state.
+        """
+        response: KeptResponse = values["response"]
+        parameters = {
+            **_key(claim.scope),
+            "p_token": claim.token,
+            **{name: value for name, value in values.items() if name.startswith("v_")},
+            "r_lock_version": values["version"],
+            "r_headers": response.headers,
+            "r_body": response.body,
+            "r_kind": response.kind,
+            "r_cipher": response.cipher,
+        }
+        if number is not None:
+            written = connection.execute(self._finish_at_once, {**parameters, "p_number": number}).one_or_none()
+            if written is None:
+                raise OuterEnded()
+            return
+        if connection.execute(self._finish, parameters).rowcount != 1:
+            raise OuterEnded()
+        connection.execute(self._insert_response, parameters)
+
+    def _read_back(self, claim: Claim, values: Mapping[str, Any], error: Exception) -> CompletionReply:
+        """After an error at the end: what is there, by our token and on a fresh connection, decides. The view is never
+        run again for it.
+
+        :raises NotCommitted: nothing is there, or it can't be read or finished.
+        """
+        log.error("record %s: %s at the end; reading back", claim.scope.digest[:12], type(error).__name__)
+        try:
+            record = self.read(claim.scope)
+        except StoreUnavailable:
+            raise NotCommitted(UNKNOWN) from error
+        if record is not None and record.token == claim.token:
+            if record.state in FINISHED:
+                return CompletionReply(Completed.STORED, expires_at=record.expires_at, record=record)
+            return self._settle_ended(claim, values)
+        if isinstance(error, OuterEnded):
+            _tell_ended(claim)
+            raise NotCommitted(UNKNOWN) from error
+        raise NotCommitted(absent=True) from error
+
+    def _settle_ended(self, claim: Claim, values: Mapping[str, Any]) -> CompletionReply:
+        """The view ended the transaction, so its work and the row are there: the answer is added. Where that fails the
+        outcome is unknown."""
+        _tell_ended(claim)
+        try:
+            self._fresh(lambda connection: self._write(connection, claim, values, None))
+        except (OuterEnded, StoreUnavailable) as error:
+            self._mark_unknown(claim)
+            raise NotCommitted(UNKNOWN) from error
+        return CompletionReply(Completed.STORED, expires_at=values["v_expires_at"])
+
+    def _mark_unknown(self, claim: Claim) -> None:
+        """The view's work may be there, without an answer. A row that is left in progress says the same."""
+        keys = self._tables.keys
+        mark = (
+            update(keys)
+            .where(*self._is, keys.c.claim_token == bindparam("p_token"), keys.c.status == State.IN_PROGRESS.value)
+            .values(
+                status=State.INDETERMINATE.value,
+                unknown_since=now_ms(),
+                reason="the view ended the transaction that it shared with its key, and gave no answer that is kept",
+            )
+        )
+        try:
+            self._fresh(lambda connection: connection.execute(mark, {**_key(claim.scope), "p_token": claim.token}))
+        except StoreUnavailable:
+            log.error("record %s could not be marked as unknown; its row stays in progress", claim.scope.digest[:12])
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _fresh(self, work: Callable[[Connection], T]) -> T:
+        """Some work in a short transaction on a connection of its own.
+
+        :raises StoreUnavailable: the database is away, or refused.
+        """
+        try:
+            with self._engine().begin() as connection:
+                return work(connection)
+        except SQLAlchemyError as error:
+            raise _away(error) from error
+
+    def _read(self, connection: Connection, scope: Scope) -> Record | None:
+        row = connection.execute(self._select, _key(scope)).one_or_none()
+        return None if row is None else self._record(connection, row)
+
+    def _record(self, connection: Connection, row: Row[Any]) -> Record:
+        state = State(row.status)
+        response = None
+        if state in FINISHED:
+            kept = connection.execute(
+                self._select_response,
+                {
+                    "p_tenant": row.tenant_id,
+                    "p_endpoint": row.endpoint,
+                    "p_digest": row.key_digest,
+                    "p_version": row.lock_version,
+                },
+            ).one_or_none()
+            if kept is None:
+                # Its partition was dropped, or an operator deleted it: done, body not kept.
+                response = KeptResponse(row.response_code or 0, b"[]", b"", "none")
+            else:
+                response = KeptResponse(
+                    row.response_code or 0, bytes(kept.headers), bytes(kept.body), kept.kind, kept.cipher
+                )
+        return Record(
+            digest=row.key_digest,
+            state=state,
+            token=row.claim_token,
+            fence=row.lock_version,
+            attempt=row.attempt,
+            created_at=row.created_at,
+            locked_until=row.locked_until or 0,
+            fingerprint=Fingerprint(row.recipe, row.request_hash),
+            principal=row.principal,
+            binding=row.binding,
+            completed_at=row.completed_at or 0,
+            expires_at=row.expires_at or 0,
+            tombstone_until=row.tombstone_until or 0,
+            response=response,
+            context=bytes(row.context or b""),
+            reason=row.reason,
+            confirmed=True,
+        )
+
+
+def _key(scope: Scope) -> dict[str, str]:
+    return {"p_tenant": scope.tenant or "", "p_endpoint": scope.endpoint, "p_digest": scope.digest}
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _begin_immediate(connection: Connection) -> None:
+    """Take SQLite's only write lock now, or fail soon. A transaction that reads first and writes later can fail however
+    long it waits; one that begins like this can't."""
+    if getattr(connection.connection.dbapi_connection, "in_transaction", False):
+        return
+    patience = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {SQLITE_BUSY_MS}")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(patience)}")
+
+
+def _without_waiting(connection: Connection, statement: Any, parameters: Mapping[str, Any]) -> None:
+    """MariaDB: a statement that fails at once where it would wait for a lock."""
+    compiled = statement.compile(dialect=connection.dialect)
+    values = compiled.construct_params(dict(parameters))
+    given: Any = tuple(values[name] for name in compiled.positiontup) if compiled.positional else values
+    connection.exec_driver_sql(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {compiled}", given)
+
+
+def _away(error: SQLAlchemyError) -> StoreUnavailable:
+    # The class only: a database's error text repeats what was sent.
+    original = getattr(error, "orig", None)
+    log.error(
+        "the database did not do what was asked: %s %s%s",
+        type(error).__name__,
+        type(original).__name__ if original is not None else "",
+        " (are the tables there? see `flask idempotent ddl`)" if "idempotency_" in str(original) else "",
+    )
+    return StoreUnavailable()
+
+
+def _tell_ended(claim: Claim) -> None:
+    problem = ConfigurationError(
+        f"the view {claim.scope.endpoint!r} ended the transaction that it shares with its key, by a raw COMMIT, by DDL or "
+        "by connection().commit(): use db.session.commit() in durable='transaction' views"
+    )
+    log.error("record %s: %s", claim.scope.digest[:12], problem)

@@ -1,0 +1,147 @@
+"""One database transaction that a key and the work of a view share: both are committed, or neither."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SAWarning, SQLAlchemyError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.orm import Session
+
+    from ..records import Claim
+
+__all__ = ["WRITTEN", "OuterEnded", "Transaction", "shared"]
+
+log = logging.getLogger("flask_idempotent")
+
+#: In ``session.info``: work was flushed since the last commit.
+WRITTEN = "flask_idempotent.written"
+
+#: Set right behind the key's row. It is gone when somebody ended the transaction around it.
+_SAVEPOINT = "idempotency_key"
+
+
+class OuterEnded(Exception):
+    """The view ended the transaction that it was to share: by a raw COMMIT, by DDL, by ``connection().commit()``."""
+
+
+class Transaction:
+    """A connection of the app's engine in a transaction of ours. The app's sessions join it while the view runs.
+
+    :param engine: the engine that the view writes to, and that holds the tables.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        #: Whether the claim is also held in front, in Redis.
+        self.fronted = False
+        #: The number of the key's row, and of its answer.
+        self.fence = 0
+        #: The database's own number of the transaction, where it has one: it tells whether somebody ended it.
+        self.number: int | None = None
+        self._claimed_at_ms = 0
+        self._claimed_monotonic = 0.0
+        self._connection: Connection | None = None
+        self._joined: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    @property
+    def connection(self) -> Connection:
+        """The connection. It is there from :meth:`begin` to :meth:`close`."""
+        if self._connection is None:
+            raise RuntimeError("the transaction is not open")
+        return self._connection
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def begin(self) -> Connection:
+        """Take a connection and begin. Called again after a rollback it begins anew on the same one."""
+        if self._connection is None:
+            self._connection = self.engine.connect()
+        self._connection.begin()
+        return self._connection
+
+    def claimed(self, *, fence: int, at_ms: int, number: int | None) -> None:
+        """The key's row is written: its number, the database's clock then, and what the transaction is known by."""
+        self.fence, self.number = fence, number
+        self._claimed_at_ms, self._claimed_monotonic = at_ms, time.monotonic()
+        if number is None:
+            self.connection.exec_driver_sql(f"SAVEPOINT {_SAVEPOINT}")
+
+    def now_ms(self) -> int:
+        """The database's clock now: as it was when the key's row was written, and counted on from there."""
+        return self._claimed_at_ms + int((time.monotonic() - self._claimed_monotonic) * 1000)
+
+    def join(self, session: Session) -> Connection:
+        """The connection, for a session that works in this transaction from now on."""
+        self._joined.add(session)
+        return self.connection
+
+    def part(self) -> None:
+        """End what the sessions left open: work that was flushed and never committed goes, as it would without us."""
+        for session in list(self._joined):
+            if session.info.pop(WRITTEN, False):
+                log.warning("a durable view flushed work that it never committed: nothing of that is kept")
+            try:
+                session.rollback()
+            except (SQLAlchemyError, SAWarning):
+                # Its savepoint is gone with a transaction that the view ended; what follows finds that out.
+                session.invalidate()
+        self._joined.clear()
+
+    def check(self) -> None:
+        """See that the transaction is still the one in which the key's row was written.
+
+        Where the database numbers its transactions, the statement that finishes the row compares that number instead.
+
+        :raises OuterEnded: the view ended it.
+        """
+        if self.number is not None:
+            return
+        try:
+            self.connection.exec_driver_sql(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        except SQLAlchemyError as error:
+            raise OuterEnded() from error
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def rollback(self) -> None:
+        """Take all back. The connection stays; one that can't even do that is thrown away."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.rollback()
+        except SQLAlchemyError:
+            self.discard()
+
+    def close(self) -> None:
+        """Give the connection back to its pool, rolled back."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.close()
+        except SQLAlchemyError:
+            log.warning("a connection could not be given back to its pool, and was thrown away")
+            connection.invalidate()
+            connection.close()
+
+    def discard(self) -> None:
+        """Throw the connection away: nobody knows in what state it is."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+
+def shared(claim: Claim) -> Transaction:
+    """The transaction that a claim of a ``transaction`` route came with."""
+    assert isinstance(claim.transaction, Transaction)
+    return claim.transaction

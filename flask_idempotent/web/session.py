@@ -1,0 +1,136 @@
+"""The app's session, joined to the transaction that a key shares with the view's work."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from flask import has_request_context, request
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from ..call import ENVIRON_KEY, Call
+from ..errors import ConfigurationError
+from ..stores.transaction import WRITTEN, Transaction
+
+if TYPE_CHECKING:
+    from flask import Flask
+    from flask_sqlalchemy import SQLAlchemy
+    from sqlalchemy.engine import Engine
+
+__all__ = ["SharedSession"]
+
+log = logging.getLogger("flask_idempotent")
+
+
+class SharedSession:
+    """What a ``durable="transaction"`` route does with the app's ``db.session``.
+
+    Every session of the app is of a class that asks, for each statement, whether the current request shares a
+    transaction: so ``remove()``, nested app contexts, objects that guards loaded and async views all work in it, and a
+    ``commit()`` of the view releases a savepoint.
+
+    :param bind_key: the bind whose engine the views write to.
+    """
+
+    def __init__(self, app: Flask, db: SQLAlchemy, bind_key: str | None) -> None:
+        self._app = app
+        self._db = db
+        self._bind_key = bind_key
+        _join_class(db)
+
+    @property
+    def engine(self) -> Engine:
+        """The app's engine of the bind. Needs an app context.
+
+        :raises ConfigurationError: there is no such bind, or its database can't be shared by two connections.
+        """
+        engines = self._db.engines
+        if self._bind_key not in engines:
+            raise ConfigurationError(
+                f"IDEMPOTENT_BIND_KEY: the app has no bind {self._bind_key!r} (it has {', '.join(map(repr, engines))})"
+            )
+        engine = engines[self._bind_key]
+        if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
+            raise ConfigurationError(
+                "a durable route needs a database that two connections share, and an SQLite database in memory is not: "
+                "use a file, such as sqlite:///shop.db"
+            )
+        return engine
+
+    def verify(self) -> None:
+        """Check the engine, outside of any request.
+
+        :raises ConfigurationError: see :attr:`engine`.
+        """
+        with self._app.app_context():
+            _ = self.engine
+
+    def prepare(self) -> Transaction:
+        """A transaction for this request. What the guards did is committed first: it must not hang on the view, and
+        its connection goes back to the pool."""
+        if self._db.session.registry.has():
+            session = self._db.session()
+            if session.in_transaction() or session.new or session.dirty or session.deleted:
+                session.commit()
+            if not isinstance(session, _Joined):
+                # Made before the extension was: it would not join.
+                self._db.session.remove()
+        return Transaction(self.engine)
+
+
+class _Joined(Session):
+    """Marks the session classes that join. See :func:`_join_class`."""
+
+
+def _join_class(db: SQLAlchemy) -> None:
+    """Give the session factory a class that joins; once, however many apps share the ``db``."""
+    factory = db.session.session_factory
+    if issubclass(factory.class_, _Joined):
+        return
+    base: Any = factory.class_
+
+    class JoinedSession(base, _Joined):  # type: ignore[misc]
+        """The app's session. In a request that shares a transaction it works in that transaction."""
+
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, bind: Any = None, **options: Any) -> Any:
+            engine = super().get_bind(mapper=mapper, clause=clause, bind=bind, **options)
+            transaction = _current_transaction()
+            if transaction is None:
+                return engine
+            writes = self._flushing or getattr(clause, "is_dml", False)
+            if engine is transaction.engine:
+                if writes:
+                    self.info[WRITTEN] = True
+                return transaction.join(self)
+            if writes:
+                raise ConfigurationError(
+                    f"a durable='transaction' view wrote to another engine ({getattr(engine, 'url', engine)!r}) than the "
+                    "one that holds its key: both could not be committed as one. Write to one bind (see "
+                    "IDEMPOTENT_BIND_KEY), or use durable='intent'"
+                )
+            return engine
+
+    event.listen(JoinedSession, "after_commit", _committed)
+    event.listen(JoinedSession, "after_rollback", _rolled_back)
+    factory.class_ = JoinedSession
+    factory.configure(join_transaction_mode="create_savepoint")
+
+
+def _current_transaction() -> Transaction | None:
+    if not has_request_context():
+        return None
+    call: Call | None = request.environ.get(ENVIRON_KEY)
+    if call is None or call.claim is None:
+        return None
+    transaction = call.claim.transaction
+    return transaction if isinstance(transaction, Transaction) and transaction.is_open else None
+
+
+def _committed(session: Session) -> None:
+    if not session.in_nested_transaction():
+        session.info.pop(WRITTEN, None)
+
+
+def _rolled_back(session: Session) -> None:
+    session.info.pop(WRITTEN, None)

@@ -1,0 +1,1 @@
+"""What protection costs, as ratios to floors of the same run."""

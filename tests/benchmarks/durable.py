@@ -1,0 +1,140 @@
+"""A route whose key shares a transaction with its work, against the same work alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import event
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from flask_idempotent import Idempotent, idempotent
+from tests import servers
+
+#: Requests of each case in a round; the cases take turns in an order that is shuffled every round.
+ROUND = 20
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+db = SQLAlchemy(model_class=Base)
+
+
+class Order(db.Model):  # type: ignore[name-defined, misc]
+    __tablename__ = "benchmark_orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item: Mapped[str]
+
+
+def place_order() -> tuple[dict[str, int], int]:
+    order = Order(item="book")
+    db.session.add(order)
+    db.session.flush()
+    number = order.id
+    db.session.commit()
+    return {"id": number}, 201
+
+
+def make_app(database: str, redis: str) -> Flask:
+    """The same work behind two routes: alone, and protected."""
+    app = Flask(__name__)
+    app.config.update(SQLALCHEMY_DATABASE_URI=database, IDEMPOTENT_REDIS_URL=redis, IDEMPOTENT_RATE_LIMIT=None)
+    db.init_app(app)
+    idem = Idempotent(app, db=db)
+    idem.principal_loader(lambda: "benchmark")
+    app.add_url_rule("/alone", "alone", place_order, methods=["POST"])
+    app.add_url_rule("/transaction", "transaction", idempotent(durable="transaction")(place_order), methods=["POST"])
+    with app.app_context():
+        db.drop_all()
+        db.create_all()
+    return app
+
+
+def post(app: Flask, path: str, key: str) -> float:
+    """One request through the WSGI app itself; the seconds it took."""
+    body = b'{"item": "book"}'
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": path,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": str(len(body)),
+        "HTTP_IDEMPOTENCY_KEY": key,
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": io.StringIO(),
+        "wsgi.url_scheme": "http",
+    }
+    status: list[str] = []
+
+    def start_response(line: str, headers: object, exc_info: object = None) -> Callable[[bytes], object]:
+        status.append(line)
+        return lambda data: None
+
+    started = time.perf_counter()
+    b"".join(app.wsgi_app(environ, start_response))  # type: ignore[arg-type]
+    took = time.perf_counter() - started
+    if not status[0].startswith("201"):
+        print(environ["wsgi.errors"].getvalue())
+        raise RuntimeError(f"{path} answered {status[0]}")
+    return took
+
+
+def run(rounds: int = 40) -> Mapping[str, float]:
+    """Medians over all requests, and their ratios."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        app = make_app(stack.enter_context(servers.postgres(folder)), stack.enter_context(servers.embedded_redis()))
+        kept = str(uuid.uuid4())
+        post(app, "/transaction", kept)
+        cases: dict[str, Callable[[], float]] = {
+            "alone": lambda: post(app, "/alone", str(uuid.uuid4())),
+            "transaction": lambda: post(app, "/transaction", str(uuid.uuid4())),
+            "replay": lambda: post(app, "/transaction", kept),
+        }
+        statements = 0
+
+        def count(*_: object) -> None:
+            nonlocal statements
+            statements += 1
+
+        times: dict[str, list[float]] = {name: [] for name in cases}
+        for number in range(rounds + 1):
+            for name in random.sample(list(cases), len(cases)):
+                taken = [cases[name]() for _ in range(ROUND)]
+                if number:  # the first round warms up
+                    times[name] += taken
+        with app.app_context():
+            event.listen(db.engine, "before_cursor_execute", count)
+            cases["replay"]()
+            event.remove(db.engine, "before_cursor_execute", count)
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "transaction_ratio": round(middle["transaction"] / middle["alone"], 3),
+        "replay_ratio": round(middle["replay"] / middle["alone"], 3),
+        "replay_statements": statements,
+        "alone_ms": round(middle["alone"] * 1000, 3),
+        "transaction_ms": round(middle["transaction"] * 1000, 3),
+        "replay_ms": round(middle["replay"] * 1000, 3),
+    }
+
+
+def show(figures: Mapping[str, float], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:20} {value}")
