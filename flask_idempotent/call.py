@@ -31,6 +31,7 @@ class Call:
     endpoint: str
     engine: Engine
     fingerprinter: Fingerprinter
+    counter: str = ""
     #: The key of the header, parsed; ``None`` where there is none.
     header_key: str | None = None
 

@@ -141,12 +141,16 @@ class Engine:
     def renew(self, call: Call) -> None:
         """Prolong the lease to a full one from now.
 
+        Where the store can't be asked, the old lease still counts, and the heartbeat goes on asking.
+
         :raises LeaseLost: the claim is not ours any more.
-        :raises StoreUnavailable: the store can't be asked; the old lease still counts.
         """
         assert call.claim is not None
-        if call.lost or not self.store.renew([call.claim])[0]:
-            call.lost = True
+        try:
+            call.lost = call.lost or not self.store.renew([call.claim])[0]
+        except StoreUnavailable:
+            log.warning("record %s: the lease could not be prolonged now", _prefix(call.claim))
+        if call.lost:
             raise LeaseLost()
 
     def refuse(self, call: Call, error: IdempotencyError, claim: Claim | None = None) -> IdempotencyError:

@@ -123,14 +123,16 @@ def binding_digest(prefix: str, tenant: str | None, binding: str | None) -> str:
     return "" if binding is None else _digest(_BINDING, prefix, tenant, binding)
 
 
-def bucket_digest(prefix: str, tenant: str | None, principal: str | None, remote_addr: str | None) -> str:
+def bucket_digest(
+    prefix: str, tenant: str | None, principal: str | None, remote_addr: str | None, *, counter: str = ""
+) -> str:
     """64 hexadecimal digits for whoever the rate limit counts: the principal, else the remote address.
 
     Callers without either (a Unix socket, say) share one bucket.
     """
     if principal is not None:
-        return _digest(_BUCKET, prefix, tenant, "principal", principal)
-    return _digest(_BUCKET, prefix, tenant, "address", remote_addr or "unknown")
+        return _digest(_BUCKET, prefix, tenant, counter, "principal", principal)
+    return _digest(_BUCKET, prefix, tenant, counter, "address", remote_addr or "unknown")
 
 
 def _login_user() -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -22,27 +24,42 @@ CONNECT_TIMEOUT_S = 1.0
 REPLY_TIMEOUT_S = 1.0
 #: Further tries of one call. Every script may be sent twice, so a lost reply is simply asked for again.
 RETRIES = 1
+#: Connections of a process; one more is refused at once. Each running call uses one for the time of its script.
+MAX_CONNECTIONS = 1000
 
 
-def connect(url: str) -> RedisClient:
-    """The client for ``IDEMPOTENT_REDIS_URL``. Nothing is sent yet, but for ``embedded://``, which starts its server.
+def connect(url: str) -> RedisClient | Callable[[], RedisCluster]:
+    """The client for ``IDEMPOTENT_REDIS_URL``, or what makes it. Nothing is sent yet, but for ``embedded://``, which starts
+    its server.
 
-    One call takes at most ``(RETRIES + 1) * (CONNECT_TIMEOUT_S + REPLY_TIMEOUT_S)`` seconds and a short pause.
+    One call takes at most ``(RETRIES + 1) * (CONNECT_TIMEOUT_S + REPLY_TIMEOUT_S)`` seconds and a short pause; through
+    Sentinel, each try may first ask every sentinel where the server is, which takes at most as long for each.
 
-    :raises ConfigurationError: for a URL of no known form, or an embedded server that can't be started.
+    :raises ConfigurationError: for a URL of no known form or with ``decode_responses``, or an embedded server that
+        can't be started.
     """
+    client = _connect(url)
+    require_bytes(client)
+    return client
+
+
+def _connect(url: str) -> RedisClient:
     scheme = urlsplit(url).scheme
     if scheme == "embedded":
         from .embedded import shared_embedded_url
 
-        return redis.Redis.from_url(shared_embedded_url(), **_bounds())
+        try:
+            return redis.Redis.from_url(shared_embedded_url(), **_bounds())
+        except RuntimeError as error:
+            raise ConfigurationError(f"IDEMPOTENT_REDIS_URL: {error}") from error
     if scheme in ("redis", "rediss", "unix"):
         return redis.Redis.from_url(url, **_bounds())
     if scheme == "redis+sentinel":
         return _sentinel(url)
     if scheme == "redis+cluster":
         parts = urlsplit(url)
-        return RedisCluster(
+        return functools.partial(
+            RedisCluster,
             host=parts.hostname or "localhost",
             port=parts.port or 6379,
             username=_plain(parts.username),
@@ -64,8 +81,8 @@ def require_bytes(client: RedisClient) -> None:
     decodes = getattr(getattr(client, "get_encoder", lambda: None)(), "decode_responses", False)
     if decodes:
         raise ConfigurationError(
-            "the Redis client given to init_app() has decode_responses=True, but stored bodies are bytes: "
-            "give it a client of its own without decode_responses"
+            "the Redis client has decode_responses=True, but stored bodies are bytes: "
+            "give init_app() a client, or IDEMPOTENT_REDIS_URL a text, of its own without decode_responses"
         )
 
 
@@ -74,6 +91,7 @@ def _bounds() -> dict[str, object]:
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,
         "health_check_interval": 0,
+        "max_connections": MAX_CONNECTIONS,
         "retry": _retry(),
         "decode_responses": False,
     }

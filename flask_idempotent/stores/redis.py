@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import TypeAlias, cast
 
+from redis import Redis
 from redis.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
@@ -58,16 +59,26 @@ def read_script(name: str) -> str:
 class RedisStore:
     """The Store over one Redis or Valkey server, a Sentinel service or a cluster.
 
-    :param client: gives bytes; its time-outs bound every call.
+    :param client: gives bytes; its time-outs bound every call. Or what makes it, with the first call: a client of a
+        cluster can't be made while the cluster is away.
     :param prefix: what every key starts with.
     :param sources: texts that replace those of the package's scripts, for tests.
     """
 
-    def __init__(self, client: RedisClient, *, prefix: str, sources: Mapping[str, str] | None = None) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: RedisClient | Callable[[], RedisCluster],
+        *,
+        prefix: str,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        if isinstance(client, (Redis, RedisCluster)):
+            self._made: RedisClient | None = client
+        else:
+            self._made, self._make = None, client
+        self._cluster = not isinstance(client, Redis)
         self._prefix = prefix
         self._breaker = Breaker()
-        self._cluster = isinstance(client, RedisCluster)
         texts = {name: read_script(name) for name in ("common", *SCRIPTS)} | dict(sources or {})
         self._scripts = {name: _Script(name, texts["common"] + "\n" + texts[name]) for name in SCRIPTS}
 
@@ -184,6 +195,12 @@ class RedisStore:
         flat = cast("list[Reply]", [part for pair in fields.items() for part in pair])
         return self._record(scope, flat)
 
+    @property
+    def _client(self) -> RedisClient:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
     def _keys(self, digest: str) -> tuple[str, str]:
         """The record's key and its index; they share a cluster slot, chosen by the digest."""
         bucket = f"{self._prefix}:{{b{int(digest[-2:], 16) % BUCKETS:03d}}}"
@@ -237,7 +254,7 @@ class RedisStore:
 
 
 class _Script:
-    """One script on one client: sent by digest, loaded when the server forgot it, without flags where those are unknown."""
+    """One script on one client: sent by digest, loaded where the server forgot it, without flags where it knows none."""
 
     def __init__(self, name: str, text: str) -> None:
         flagged = f"#!lua flags=allow-oom\n{text}" if name in ALLOWED_OOM else text

@@ -254,7 +254,7 @@ class SqlStore:
         return (reply_or_free, None) if reply_or_free is not None else (None, row)
 
     def _insert(self, connection: Connection, claim: Claim, old: Row[Any] | None) -> Row[Any] | None:
-        """The key's row, after the old one that it replaces. ``None`` on PostgreSQL where somebody else holds the key."""
+        """The key's row, after the old one that it replaces. ``None`` where somebody else holds the key."""
         dialect = connection.dialect
         if dialect.name == "sqlite":
             _begin_immediate(connection)
@@ -582,7 +582,7 @@ def _away(error: SQLAlchemyError) -> StoreUnavailable:
 
 def _tell_ended(claim: Claim) -> None:
     problem = ConfigurationError(
-        f"the view {claim.scope.endpoint!r} ended the transaction that it shares with its key, by a raw COMMIT, by DDL or "
-        "by connection().commit(): use db.session.commit() in durable='transaction' views"
+        f"the view {claim.scope.endpoint!r} ended the transaction that it shares with its key, by a raw COMMIT, by DDL "
+        "or by connection().commit(): use db.session.commit() in durable='transaction' views"
     )
     log.error("record %s: %s", claim.scope.digest[:12], problem)

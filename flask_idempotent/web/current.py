@@ -30,16 +30,17 @@ class CurrentIdempotency:
 
     @property
     def fence(self) -> int:
-        """A number that rises with every claim of the key: whoever accepts writes can refuse a smaller one than the last
-        (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Best effort on routes that are not
-        durable: a failover may turn the server's clock back."""
+        """Rises with every claim of the key: whoever accepts writes can refuse a smaller one than the last
+        (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Best effort on routes that are
+        not durable: a failover may turn the server's clock back."""
         return _held().fence
 
     def renew(self) -> None:
         """Prolong the lease to a full one from now, as the heartbeat does.
 
+        Where the store can't be asked, the lease that was granted still counts.
+
         :raises LeaseLost: another request holds the key by now; stop.
-        :raises StoreUnavailable: the store can't be asked; the lease that was granted still counts.
         """
         call = _held()
         call.engine.renew(call)

@@ -7,6 +7,7 @@ import logging
 import secrets
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from ..errors import (
     StoreUnavailable,
     UnreadableRecord,
 )
+from ..keywords import UNSET
 from ..policy import Policy, bind_policy, finished_state, policy_warnings
 from ..records import BodyKind, Claim, RateLimit, StoredResponse
 from ..request import key as keys
@@ -41,6 +43,9 @@ __all__ = ["Loaders", "Protection"]
 log = logging.getLogger("flask_idempotent")
 
 Loader = Callable[[], object]
+
+#: What werkzeug's own converters make of a part of a path.
+PLAIN = (str, int, float, uuid.UUID)
 
 
 @dataclass(slots=True)
@@ -59,6 +64,8 @@ class Bound:
     endpoint: str
     engine: Engine
     fingerprinter: Fingerprinter
+    #: Whose counter of new keys is used: the route's own where it has a limit of its own, else the app's.
+    counter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,7 @@ class Protection:
         policy = bound.policy
         if request.method not in policy.methods or policy.mode == "off":
             return None
-        call = Call(policy, bound.endpoint, bound.engine, bound.fingerprinter)
+        call = Call(policy, bound.endpoint, bound.engine, bound.fingerprinter, bound.counter)
         request.environ[ENVIRON_KEY] = call
         after_this_request(self.complete)
         if policy.key is None:
@@ -147,7 +154,11 @@ class Protection:
                 form_ignore=policy.form_ignore,
             )
             bound = self._bound[mark, endpoint] = Bound(
-                policy, policy.scope or endpoint, self._engine_for(policy, endpoint), fingerprinter
+                policy,
+                policy.scope or endpoint,
+                self._engine_for(policy, endpoint),
+                fingerprinter,
+                counter="" if mark.keywords.rate_limit is UNSET else policy.scope or endpoint,
             )
         return bound
 
@@ -156,8 +167,8 @@ class Protection:
             return self.engine
         if self._durable_engine is None:
             raise ConfigurationError(
-                f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's object to "
-                "init_app(app, db=db)"
+                f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's object "
+                "to init_app(app, db=db)"
             )
         return self._durable_engine
 
@@ -238,17 +249,19 @@ class Protection:
             and RateLimit(
                 policy.rate.limit,
                 policy.rate.window_ms,
-                scopes.bucket_digest(prefix, tenant, principal, request.remote_addr),
+                scopes.bucket_digest(prefix, tenant, principal, request.remote_addr, counter=call.counter),
             ),
         )
 
     def _path_variables(self) -> Mapping[str, object]:
-        """What the URL says, also where a hook has taken a part of it (a language, a tenant) out of the view's arguments."""
+        """What the URL says, also where a hook took a part of it (a language, a tenant) out of the view's arguments, or
+        put an object in its place."""
         found: dict[str, object] = request.view_args or {}
-        rule, adapter = request.url_rule, None
-        if rule is not None and not rule.arguments <= found.keys():
-            adapter = self._app.create_url_adapter(request)
-        return found if adapter is None else {**adapter.match()[1], **found}
+        rule = request.url_rule
+        if rule is None or (rule.arguments == found.keys() and all(isinstance(v, PLAIN) for v in found.values())):
+            return found
+        adapter = self._app.create_url_adapter(request)
+        return found if adapter is None else adapter.match()[1]
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -355,20 +368,20 @@ class Protection:
                     problems.append(str(error))
                 else:
                     warnings.extend(policy_warnings(policy, self.settings, where=f"view {endpoint!r}"))
-            for mark in marks_below(view):
-                hidden[mark] = (endpoint, methods)
+            if not any(marks_on(view)):
+                hidden.update((mark, (endpoint, methods)) for mark in marks_below(view))
         for mark, methods in served.items():
             if not methods & mark.keywords.methods:
                 problems.append(
-                    f"the view {mark.name} is marked with @idempotent, but its routes have none of the protected methods "
-                    f"({', '.join(sorted(mark.keywords.methods))}): add methods=[...] to the route or to "
+                    f"the view {mark.name} is marked with @idempotent, but its routes have none of the protected "
+                    f"methods ({', '.join(sorted(mark.keywords.methods))}): add methods=[...] to the route or to "
                     "@idempotent, or take the mark away"
                 )
         for mark, (endpoint, methods) in hidden.items():
             if mark not in served and methods & mark.keywords.methods:
                 problems.append(
-                    f"the view {endpoint!r} is not protected: @idempotent stands above its route. Put it directly on the "
-                    "view, below the route and below every guard"
+                    f"the view {endpoint!r} is not protected: @idempotent stands above its route. Put it directly on "
+                    "the view, below the route and below every guard"
                 )
         if self._shared_session is not None and any(bound.policy.durable for bound in self._bound.values()):
             try:
@@ -394,7 +407,7 @@ def _find_marks(view: Callable[..., Any] | None) -> Found:
     mark = next(marks_on(view), None)
     if mark is not None:
         return Found(view, mark)
-    return Found(view, None, {method: mark for method, mark in _marks_of_class(view)})
+    return Found(view, None, dict(_marks_of_class(view)))
 
 
 def _marks_of_class(view: Callable[..., Any]) -> Iterator[tuple[str, Mark]]:

@@ -105,8 +105,8 @@ def _join_class(db: SQLAlchemy) -> None:
                 return transaction.join(self)
             if writes:
                 raise ConfigurationError(
-                    f"a durable='transaction' view wrote to another engine ({getattr(engine, 'url', engine)!r}) than the "
-                    "one that holds its key: both could not be committed as one. Write to one bind (see "
+                    f"a durable='transaction' view wrote to another engine ({getattr(engine, 'url', engine)!r}) "
+                    "than the one that holds its key: both could not be committed as one. Write to one bind (see "
                     "IDEMPOTENT_BIND_KEY), or use durable='intent'"
                 )
             return engine

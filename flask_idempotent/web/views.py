@@ -149,8 +149,8 @@ def _begin(mark: Mark) -> Call | Response | None:
     if call.entered:
         if call.policy.durable == "transaction":
             raise ConfigurationError(
-                f"the view {mark.name} is protected, and was called by a durable='transaction' view: two keys can't share "
-                "one transaction. Move the common work into a function of its own"
+                f"the view {mark.name} is protected, and was called by a durable='transaction' view: two keys "
+                "can't share one transaction. Move the common work into a function of its own"
             )
         return None
     replay = protection.enter(call)

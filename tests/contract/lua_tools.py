@@ -29,6 +29,9 @@ class ScriptedClock:
     What the server does by its own clock (PEXPIRE) goes on by itself; so use long durations.
     """
 
+    keys: tuple[str, ...] = (CLOCK_KEY,)
+    read = f"redis.call('GET', '{CLOCK_KEY}')"
+
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         seconds, micros = client.time()
@@ -38,7 +41,10 @@ class ScriptedClock:
     def advance(self, ms: int) -> None:
         """Forward, or back with a negative number."""
         self.now_ms += ms
-        self._client.set(CLOCK_KEY, self.now_ms)
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in self.keys:
+                pipeline.set(key, self.now_ms)
+            pipeline.execute()
 
     def sources(self, sources: Sources | None = None) -> Sources:
         """The scripts (or the given ones), reading this clock."""
@@ -46,10 +52,17 @@ class ScriptedClock:
         scripted = replace_once(
             common,
             "local t = redis.call('TIME')\n",
-            f"local scripted = tonumber(redis.call('GET', '{CLOCK_KEY}'))\n"
+            f"local scripted = tonumber({self.read})\n"
             "  local t = { math.floor(scripted / 1000), scripted % 1000 * 1000 }\n",
         )
         return {**(sources or {}), "common": scripted}
+
+
+class ClusterClock(ScriptedClock):
+    """The same on a cluster, where a script reads in its own slot only: one key for each bucket of records."""
+
+    keys = tuple(f"{{b{bucket:03d}}}{CLOCK_KEY}" for bucket in range(256))
+    read = f"redis.call('GET', string.match(KEYS[1], '{{.-}}') .. '{CLOCK_KEY}')"
 
 
 @dataclass(frozen=True)

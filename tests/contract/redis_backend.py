@@ -25,6 +25,7 @@ class RedisBackend:
 
     client: redis.Redis
     clock: ScriptedClock
+    make_clock: type[ScriptedClock] = ScriptedClock
     #: Texts instead of the package's scripts.
     sources: Sources = {}
 
@@ -34,7 +35,7 @@ class RedisBackend:
 
     def use(self, client: redis.Redis) -> None:
         self.client = client
-        self.clock = ScriptedClock(client)
+        self.clock = self.make_clock(client)
 
     def make_store(self) -> RedisStore:
         return RedisStore(self.client, prefix=PREFIX, sources=self.clock.sources(self.sources))

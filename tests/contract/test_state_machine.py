@@ -299,7 +299,6 @@ def test_store_and_model_stay_in_step(redis_client: redis.Redis) -> None:
     [
         "complete compares the token",
         "release overwrites nothing finished",
-        "a token given back is over",
         "takeover adds the skew",
         "another fingerprint never takes over",
         "what is over expires",
