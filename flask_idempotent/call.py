@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from werkzeug.wrappers import Response
 
     from .engine import Engine
+    from .errors import IdempotencyError
     from .heartbeat import Beat
     from .policy import Policy
     from .request.fingerprint import Fingerprinter
@@ -27,6 +28,8 @@ ENVIRON_KEY = "flask_idempotent.call"
 class Call:
     """One protected call. It is changed by the wrapper, the engine and the completion, in this order."""
 
+    #: What marked the view: identity only.
+    mark: object
     policy: Policy
     endpoint: str
     engine: Engine
@@ -47,6 +50,10 @@ class Call:
     nothing_happened: bool = False
     #: The kept answer that takes the place of the view's.
     replay: Response | None = field(default=None, repr=False)
+    #: Why the request was not let through.
+    refusal: IdempotencyError | None = field(default=None, repr=False)
+    #: What ``store="reference"`` keeps instead of the answer.
+    reference: object = None
     #: The store said what became of the claim, or was asked in vain: nothing more is to be done.
     settled: bool = False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
+import time
 from dataclasses import dataclass
 
 from blinker import NamedSignal
@@ -32,6 +34,10 @@ __all__ = ["Engine", "Replay", "Settled"]
 
 log = logging.getLogger("flask_idempotent")
 
+#: Seconds between two questions of a waiting duplicate.
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -58,10 +64,20 @@ class Engine:
 
     :param sender: sender of the signals, the app.
     :param heartbeat: what keeps claims alive; ``None`` where they are left to lapse.
+    :param waiters: counts the requests that wait for another one's result.
     """
 
-    def __init__(self, store: Store, cipher: Cipher, *, sender: object, heartbeat: Heartbeat | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cipher: Cipher,
+        *,
+        sender: object,
+        heartbeat: Heartbeat | None,
+        waiters: threading.Semaphore | None = None,
+    ) -> None:
         self.store = store
+        self._waiters = waiters or threading.Semaphore(4)
         self._cipher = cipher
         self._sender = sender
         self._heartbeat = heartbeat
@@ -72,6 +88,8 @@ class Engine:
         :raises IdempotencyError: any refusal; nothing is held then.
         """
         reply = self.store.claim(claim)
+        if reply.verdict is Verdict.IN_PROGRESS and call.policy.wait_ms is not None:
+            reply = self._wait(claim, reply, call.policy.wait_ms)
         if not reply.comparable:
             log.info(
                 "record %s was fingerprinted by another recipe: a repeat is let through uncompared", _prefix(claim)
@@ -160,6 +178,21 @@ class Engine:
             self._emit(signals.mismatched, call, claim, reason=error.problem)
         return error
 
+    def _wait(self, claim: Claim, reply: ClaimReply, wait_ms: int) -> ClaimReply:
+        """Ask again with growing pauses, until the first one is finished or the time is up. A claim that lapses is
+        taken over as at any time. Where too many wait already, a further one is refused at once."""
+        if not self._waiters.acquire(blocking=False):
+            return reply
+        try:
+            ends, pause_s = time.monotonic() + wait_ms / 1000, FIRST_PAUSE_S
+            while reply.verdict is Verdict.IN_PROGRESS and (rest_s := ends - time.monotonic()) > 0:
+                time.sleep(min(pause_s, rest_s))
+                pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+                reply = self.store.claim(claim)
+            return reply
+        finally:
+            self._waiters.release()
+
     def _hold(self, call: Call, claim: Claim, reply: ClaimReply) -> None:
         call.claim, call.fence, call.attempt, call.created_at = claim, reply.fence, reply.attempt, reply.created_at
         if self._heartbeat is not None:
@@ -192,7 +225,7 @@ class Engine:
         except EncryptionError as error:
             log.error("record %s can't be read: %s", _prefix(claim), error)
             raise self.refuse(call, ResponseUnavailable(expires_at=record.expires_at), claim) from None
-        if response.kind is BodyKind.NONE:
+        if response.kind in (BodyKind.NONE, BodyKind.HASH):
             location = next((value for name, value in response.headers if name.lower() == "location"), None)
             unavailable = ResponseUnavailable(expires_at=record.expires_at, original_status=response.status)
             if location is not None:

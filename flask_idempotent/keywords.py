@@ -28,11 +28,7 @@ NOT_YET: dict[str, tuple[object, ...] | None] = {
     "provider": None,
     "saga": None,
     "settle_after": None,
-    "store": None,
-    "rebuild": None,
     "mode": ("log",),
-    "on_in_progress": None,
-    "wait_timeout": None,
 }
 
 

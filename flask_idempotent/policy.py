@@ -62,6 +62,10 @@ class Policy:
     recovery: Literal["retry", "reconcile", "manual", "abandon"] | None
     on_store_error: OnStoreError
     rate: RateLimit | None
+    #: How long a duplicate waits for the first one's result; ``None`` where it is refused at once.
+    wait_ms: int | None
+    store: Literal["full", "reference", "hash"]
+    rebuild: Callable[..., object] | None
     pii: bool
     mismatch_status: int
     inline_body: int
@@ -102,6 +106,11 @@ def bind_policy(keywords: Keywords, settings: Settings, *, where: str) -> Policy
         problems += _durable_problems(keywords, durable, on_store_error)
     if keywords.pii and not settings.fernet_keys:
         problems.append(f"pii=True needs {PREFIX}FERNET_KEYS, a list of keys. Make one: {MAKE_FERNET_KEY}")
+    if (keywords.store == "reference") != (keywords.rebuild is not None):
+        problems.append(
+            "store='reference' and rebuild= need each other: the one keeps a reference, the other makes the answer "
+            "again from it. State both, or neither."
+        )
     if problems:
         raise ConfigurationError("\n".join(f"{where}: {problem}" for problem in problems))
     outcome = keywords.outcome
@@ -132,6 +141,9 @@ def bind_policy(keywords: Keywords, settings: Settings, *, where: str) -> Policy
         recovery=keywords.recovery,
         on_store_error=on_store_error,
         rate=settings.rate_limit if keywords.rate_limit is UNSET else keywords.rate_limit,
+        wait_ms=to_ms(keywords.wait_timeout) if keywords.on_in_progress == "wait" else None,
+        store=keywords.store,
+        rebuild=keywords.rebuild,
         pii=keywords.pii,
         mismatch_status=settings.mismatch_status,
         inline_body=settings.inline_body,

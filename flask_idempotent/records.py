@@ -100,7 +100,9 @@ class BodyKind(str, enum.Enum):
     """How much of an answer is kept."""
 
     FULL = "full"
-    NONE = "none"
+    NONE = "none"  #: too large, or lost on the way to the client
+    REFERENCE = "reference"  #: a reference, from which the answer is made again
+    HASH = "hash"  #: a digest of the body
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ class Answer:
 class Tally:
     """What the ``clients`` of one situation saw, of which ``served`` got a result.
 
-    ``refusals`` counts the problems' codes, or the statuses where there was none; ``results`` has the successful answers
-    to each intent, by reference.
+    ``refusals`` counts the problems' codes, or the statuses where there was none; ``results`` has the successful
+    answers to each intent, by reference.
     """
 
     sent: int = 0
@@ -86,7 +86,9 @@ class Clients:
         self.tally.results[reference] = []
         return Intent(path, {"id": reference, "type": kind}, reference)
 
-    def send(self, intent: Intent, *, patience: float = LONGEST_PATIENCE, more: Mapping[str, object] | None = None) -> None:
+    def send(
+        self, intent: Intent, *, patience: float = LONGEST_PATIENCE, more: Mapping[str, object] | None = None
+    ) -> None:
         """One client: sends the request until it has a result, or is told that there will be none.
 
         :param patience: seconds to wait for an answer at the first try.
@@ -115,7 +117,7 @@ class Clients:
                 intent.path,
                 json={**intent.body, **more},
                 headers={"Idempotency-Key": f'"{intent.key}"'} if intent.key else {},
-                auth=(intent.user, PASSWORD) if intent.user else None,
+                auth=httpx.BasicAuth(intent.user, PASSWORD) if intent.user else httpx.USE_CLIENT_DEFAULT,
                 timeout=patience,
             )
         except httpx.TransportError:

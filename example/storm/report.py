@@ -16,8 +16,8 @@ __all__ = ["Line", "Report", "judge"]
 class Line:
     """One situation in numbers. ``ran`` is counted in the ledger, the rest by the clients.
 
-    Of the intents, ``again`` ran more than once, ``never`` didn't run, ``differing`` have unlike answers; ``without`` is
-    the number of clients that never got a result.
+    Of the intents, ``again`` ran more than once, ``never`` didn't run, ``differing`` have unlike answers; ``without``
+    is the number of clients that never got a result.
     """
 
     name: str

@@ -54,7 +54,7 @@ class Cipher:
                 raise ValueError("not a status")
         except (ValueError, TypeError) as error:
             raise EncryptionError("what is stored can't be parsed") from error
-        return StoredResponse(status, pairs, body if kind is BodyKind.FULL else None, kind)
+        return StoredResponse(status, pairs, None if kind is BodyKind.NONE else body, kind)
 
     def _decrypt(self, digest: str, kept: KeptResponse) -> tuple[int, bytes, bytes]:
         fernet = self._fernets.get(kept.cipher)

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import itertools
+import json
+import logging
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from werkzeug.http import http_date
 from werkzeug.wrappers import Response
 
 from ..records import BodyKind, StoredResponse
 
-__all__ = ["EXPIRES_HEADER", "STATUS_HEADER", "http_expires", "kept_headers", "restore", "snapshot"]
+__all__ = [
+    "EXPIRES_HEADER",
+    "STATUS_HEADER",
+    "http_expires",
+    "kept_headers",
+    "reduce",
+    "reference_of",
+    "restore",
+    "snapshot",
+]
+
+log = logging.getLogger("flask_idempotent")
 
 EXPIRES_HEADER = "Idempotency-Expires"
 STATUS_HEADER = "Idempotency-Status"
@@ -92,6 +108,27 @@ def restore(stored: StoredResponse, response_class: type[Response]) -> Response:
     for name, value in stored.headers:
         response.headers.add(name, value)
     return response
+
+
+def reduce(stored: StoredResponse, how: Literal["reference", "hash"], reference: object) -> StoredResponse:
+    """What ``store=`` leaves of an answer: a reference to make it again from, or a digest.
+
+    :param reference: a JSON value; ``None`` for the answer's ``Location``.
+    """
+    if how == "hash":
+        digest = hashlib.sha256(stored.body or b"").hexdigest()
+        return dataclasses.replace(stored, body=digest.encode("ascii"), kind=BodyKind.HASH)
+    if reference is None:
+        reference = next((value for name, value in stored.headers if name.lower() == "location"), None)
+    if reference is None:
+        log.error("store='reference': the view gave no reference and no Location, so a repeat can't be answered")
+        return dataclasses.replace(stored, body=None, kind=BodyKind.NONE)
+    return dataclasses.replace(stored, body=json.dumps(reference).encode("ascii"), kind=BodyKind.REFERENCE)
+
+
+def reference_of(stored: StoredResponse) -> object:
+    """The reference that was kept instead of an answer."""
+    return json.loads(stored.body or b"null")
 
 
 def http_expires(expires_at_ms: int) -> str:

@@ -29,8 +29,9 @@ MAX_CONNECTIONS = 1000
 
 
 def connect(url: str) -> RedisClient | Callable[[], RedisCluster]:
-    """The client for ``IDEMPOTENT_REDIS_URL``, or what makes it. Nothing is sent yet, but for ``embedded://``, which starts
-    its server.
+    """The client for ``IDEMPOTENT_REDIS_URL``, or what makes it.
+
+    Nothing is sent yet, but for ``embedded://``, which starts its server.
 
     One call takes at most ``(RETRIES + 1) * (CONNECT_TIMEOUT_S + REPLY_TIMEOUT_S)`` seconds and a short pause; through
     Sentinel, each try may first ask every sentinel where the server is, which takes at most as long for each.
@@ -43,7 +44,7 @@ def connect(url: str) -> RedisClient | Callable[[], RedisCluster]:
     return client
 
 
-def _connect(url: str) -> RedisClient:
+def _connect(url: str) -> RedisClient | Callable[[], RedisCluster]:
     scheme = urlsplit(url).scheme
     if scheme == "embedded":
         from .embedded import shared_embedded_url
@@ -73,7 +74,7 @@ def _connect(url: str) -> RedisClient:
     )
 
 
-def require_bytes(client: RedisClient) -> None:
+def require_bytes(client: object) -> None:
     """Refuse a client that would decode what it reads: bodies are bytes.
 
     :raises ConfigurationError: when the client has ``decode_responses=True``.

@@ -17,6 +17,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
@@ -25,6 +26,11 @@ from sqlalchemy.sql.functions import FunctionElement
 from ..records import FORMAT, State
 
 __all__ = ["Tables", "add_tables", "now_ms"]
+
+#: Defaults are SQL text: Alembic takes a plain empty string for no default, and would find a difference for ever.
+EMPTY = text("''")
+#: A table of an engine without transactions would keep the key of work that was rolled back.
+OPTIONS = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 
 class now_ms(FunctionElement[int]):
@@ -86,7 +92,8 @@ def add_tables(metadata: MetaData, *, partitioned: bool = False) -> Tables:
 
     Called twice for one metadata it gives the same tables.
 
-    :param partitioned: answers are in partitions by the day on which they expire, which is then part of their key.
+    :param partitioned: answers are in partitions by the day on which they expire, which is then part of their key. The
+        partitions themselves are made apart; ``flask idempotent ddl --partitioned`` prints the first ones.
     """
     schema = f"{metadata.schema}." if metadata.schema else ""
     names = [f"{schema}idempotency_{name}" for name in ("keys", "responses", "steps")]
@@ -97,22 +104,22 @@ def add_tables(metadata: MetaData, *, partitioned: bool = False) -> Tables:
         "idempotency_keys",
         metadata,
         *_identity(),
-        Column("format", SmallInteger, nullable=False, server_default=FORMAT),
-        Column("principal", _digest(), nullable=False, server_default=""),
-        Column("binding", _digest(), nullable=False, server_default=""),
+        Column("format", SmallInteger, nullable=False, server_default=text(FORMAT)),
+        Column("principal", _digest(), nullable=False, server_default=EMPTY),
+        Column("binding", _digest(), nullable=False, server_default=EMPTY),
         Column("recipe", _digest(32), nullable=False),
         Column("request_hash", _digest(), nullable=False),
         Column("status", _digest(16), nullable=False),
         Column("lock_version", _number(), nullable=False),
         Column("claim_token", _digest(32), nullable=False),
         Column("locked_until", _number()),
-        Column("attempt", Integer, nullable=False, server_default="1"),
-        Column("settle_token", _digest(32), nullable=False, server_default=""),
-        Column("settle_tries", Integer, nullable=False, server_default="0"),
+        Column("attempt", Integer, nullable=False, server_default=text("1")),
+        Column("settle_token", _digest(32), nullable=False, server_default=EMPTY),
+        Column("settle_tries", Integer, nullable=False, server_default=text("0")),
         Column("unknown_since", _number()),
         Column("response_code", SmallInteger),
         Column("context", _bytes()),
-        Column("reason", _name(255), nullable=False, server_default=""),
+        Column("reason", _name(255), nullable=False, server_default=EMPTY),
         Column("created_at", _number(), nullable=False),
         Column("completed_at", _number()),
         Column("expires_at", _number()),
@@ -121,6 +128,7 @@ def add_tables(metadata: MetaData, *, partitioned: bool = False) -> Tables:
         CheckConstraint(f"status IN ({states})", name="idempotency_keys_status"),
         Index("idempotency_keys_expires_at", "expires_at"),
         Index("idempotency_keys_open", "status", "locked_until"),
+        **OPTIONS,
     )
     responses = Table(
         "idempotency_responses",
@@ -131,31 +139,34 @@ def add_tables(metadata: MetaData, *, partitioned: bool = False) -> Tables:
         Column("headers", _bytes(), nullable=False),
         Column("body", _bytes(), nullable=False),
         Column("kind", _digest(16), nullable=False),
-        Column("cipher", _digest(16), nullable=False, server_default=""),
+        Column("cipher", _digest(16), nullable=False, server_default=EMPTY),
+        **OPTIONS,
+        **({"postgresql_partition_by": "RANGE (expires_day)"} if partitioned else {}),
     )
     steps = Table(
         "idempotency_steps",
         metadata,
         *_identity(),
         Column("step", _name(64), primary_key=True),
-        Column("item", Integer, primary_key=True, autoincrement=False, server_default="0"),
+        Column("item", Integer, primary_key=True, autoincrement=False, server_default=text("0")),
         Column("status", _digest(16), nullable=False),
-        Column("attempt", Integer, nullable=False, server_default="1"),
+        Column("attempt", Integer, nullable=False, server_default=text("1")),
         Column("result", _bytes()),
-        Column("cipher", _digest(16), nullable=False, server_default=""),
-        Column("reason", _name(255), nullable=False, server_default=""),
+        Column("cipher", _digest(16), nullable=False, server_default=EMPTY),
+        Column("reason", _name(255), nullable=False, server_default=EMPTY),
         Column("began_at", _number(), nullable=False),
         Column("done_at", _number()),
         CheckConstraint(
             "status IN ('begun', 'done', 'failed', 'undoing', 'undone', 'undo_failed')", name="idempotency_steps_status"
         ),
+        **OPTIONS,
     )
     return Tables(keys, responses, steps)
 
 
 def _identity() -> list[Column[Any]]:
     return [
-        Column("tenant_id", _name(255), primary_key=True, server_default=""),
+        Column("tenant_id", _name(255), primary_key=True, server_default=EMPTY),
         Column("endpoint", _name(255), primary_key=True),
         Column("key_digest", _digest(), primary_key=True),
     ]

@@ -254,7 +254,7 @@ class RedisStore:
 
 
 class _Script:
-    """One script on one client: sent by digest, loaded where the server forgot it, without flags where it knows none."""
+    """One script on one client: sent by digest, loaded where it is forgotten, without flags where they are unknown."""
 
     def __init__(self, name: str, text: str) -> None:
         flagged = f"#!lua flags=allow-oom\n{text}" if name in ALLOWED_OOM else text

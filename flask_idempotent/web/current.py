@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from ..call import Call, current_call
 from ..errors import NotProtected
 
@@ -34,6 +36,16 @@ class CurrentIdempotency:
         (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html). Best effort on routes that are
         not durable: a failover may turn the server's clock back."""
         return _held().fence
+
+    def reference(self, value: object) -> None:
+        """With ``store="reference"``: what is kept instead of the answer, and given to ``rebuild`` for a repeat.
+
+        :param value: a JSON value that finds the result again, such as its number. Where the view names none, the
+            answer's ``Location`` is kept.
+        :raises TypeError: it is not a JSON value.
+        """
+        json.dumps(value)
+        _held().reference = value
 
     def renew(self) -> None:
         """Prolong the lease to a full one from now, as the heartbeat does.

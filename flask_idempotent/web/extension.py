@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
-from flask import Flask, appcontext_pushed
+from flask import Blueprint, Flask, appcontext_pushed
 from flask.globals import app_ctx
 from sqlalchemy import MetaData
 
@@ -15,6 +17,7 @@ from ..call import ENVIRON_KEY
 from ..engine import Engine
 from ..errors import ConfigurationError
 from ..heartbeat import heartbeat
+from ..keywords import keywords_from
 from ..response.cipher import Cipher
 from ..settings import load_settings
 from ..stores.connect import RedisClient, connect, require_bytes
@@ -22,10 +25,13 @@ from ..stores.durable import DurableStore
 from ..stores.models import add_tables
 from ..stores.redis import RedisStore
 from ..stores.sql import SqlStore
+from .claims import Loader, Loaders
+from .forms import key_field
 from .problems import install_handlers
-from .protection import Loader, Loaders, Protection
+from .protection import Protection
+from .routes import Declaration
 from .session import SharedSession
-from .views import EXTENSION
+from .views import EXTENSION, Mark
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -50,6 +56,7 @@ class Idempotent:
         self, app: Flask | None = None, *, db: SQLAlchemy | None = None, redis: RedisClient | None = None
     ) -> None:
         self._loaders = Loaders()
+        self._declarations: list[Declaration] = []
         if app is not None:
             self.init_app(app, db=db, redis=redis)
 
@@ -71,19 +78,27 @@ class Idempotent:
         front = RedisStore(client, prefix=settings.key_prefix)
         cipher = Cipher(settings.fernet_keys or ())
         beats = heartbeat if settings.heartbeat else None
-        engine = Engine(front, cipher, sender=app, heartbeat=beats)
+        waiters = threading.Semaphore(settings.max_waiters)
+        engine = Engine(front, cipher, sender=app, heartbeat=beats, waiters=waiters)
         durable_engine = session = None
         if db is not None:
             session = SharedSession(app, db, settings.bind_key)
             back = SqlStore(lambda: session.engine, add_tables(_metadata(db, settings.bind_key)))
             store = DurableStore(front, back, inline_body=settings.inline_body)
-            durable_engine = Engine(store, cipher, sender=app, heartbeat=beats)
+            durable_engine = Engine(store, cipher, sender=app, heartbeat=beats, waiters=waiters)
         protection = Protection(
-            app, settings, engine, self._loaders, durable_engine=durable_engine, shared_session=session
+            app,
+            settings,
+            engine,
+            self._loaders,
+            declarations=self._declarations,
+            durable_engine=durable_engine,
+            shared_session=session,
         )
         app.extensions[EXTENSION] = protection
         app.url_value_preprocessor(protection.open_request)
         install_handlers(app, settings.docs_url)
+        app.jinja_env.globals.setdefault("idempotent_key_field", partial(key_field, settings.form_field))
         app.wsgi_app = _net(app.wsgi_app, protection)  # type: ignore[assignment, method-assign]
         _verify_in_commands(app, protection)
         for warning in settings.warnings():
@@ -98,6 +113,27 @@ class Idempotent:
         """Register the tenant of a call: ``() -> str | int | UUID | None``. Keys of two tenants are unrelated."""
         self._loaders.tenant = loader
         return loader
+
+    def protect(
+        self, target: str | Blueprint | Flask, *, guards: Literal["hooks"] | None = None, **keywords: object
+    ) -> None:
+        """Protect views that can't be decorated. A mark on a view goes before it, an endpoint's declaration before that
+        of its blueprint, a nested blueprint's before its parent's.
+
+        :param target: an endpoint (``"shop.create_order"``), a blueprint (or its full name), or the app.
+        :param guards: ``"hooks"`` says that whoever decides about callers does so in hooks such as ``before_request``.
+            Without it a decorated view is refused: protection would stand outside of its decorators.
+        :param keywords: those of ``@idempotent``.
+        :raises ConfigurationError: for a wrong keyword now; for a decorated view, or a name that the app doesn't have,
+            when the app is verified.
+        """
+        if guards not in (None, "hooks"):
+            raise ConfigurationError("protect(guards=) takes 'hooks', or is left out")
+        if not isinstance(target, (str, Blueprint, Flask)):
+            raise ConfigurationError("protect() takes an endpoint's name, a Blueprint or the Flask app")
+        name = target if isinstance(target, str) else target.name
+        mark = Mark(keywords_from(**keywords), name, declared=True)
+        self._declarations.append(Declaration(target, mark, guards == "hooks"))
 
     def verify(self, app: Flask) -> None:
         """Check all marked views of an app together with its settings, as the first request does.

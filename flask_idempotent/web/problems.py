@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 from flask import Flask, current_app, request
 from flask.typing import ResponseReturnValue
@@ -12,7 +14,9 @@ from werkzeug.wrappers import Response
 from ..errors import PROBLEMS, IdempotencyError, KeyNotFound
 from ..response.snapshot import EXPIRES_HEADER, http_expires
 
-__all__ = ["install_handlers", "problem_response"]
+__all__ = ["install_handlers", "own_handler", "problem_response"]
+
+_OURS = "_idempotent_problem_handler"
 
 #: The 404 is the same to the last byte for every key of somebody else, so its instance is one and the same too.
 _NOT_FOUND_INSTANCE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:flask-idempotent:not-found")
@@ -26,19 +30,28 @@ def install_handlers(app: Flask, docs_url: str | None) -> None:
     """
 
     def answer(error: IdempotencyError) -> ResponseReturnValue:
-        for blueprint in (*request.blueprints, None):
-            for code in (error.code, None):
-                handlers = current_app.error_handler_spec[blueprint][code]
-                for cls in type(error).__mro__:
-                    handler = handlers.get(cls)
-                    if handler is not None and handler is not answer and issubclass(cls, IdempotencyError):
-                        result: ResponseReturnValue = current_app.ensure_sync(handler)(error)
-                        return result
-        return problem_response(error, docs_url)
+        handler = own_handler(current_app, error)
+        if handler is None:
+            return problem_response(error, docs_url)
+        result: ResponseReturnValue = current_app.ensure_sync(handler)(error)
+        return result
 
+    setattr(answer, _OURS, True)
     for cls in PROBLEMS:
         if cls not in app.error_handler_spec[None][cls.code]:
             app.register_error_handler(cls, answer)
+
+
+def own_handler(app: Flask, error: IdempotencyError) -> Callable[..., Any] | None:
+    """The handler that the app has for one of our classes, nearest first; ``None`` where only ours would answer."""
+    for blueprint in (*request.blueprints, None):
+        for code in (type(error).code, None):
+            handlers = app.error_handler_spec[blueprint][code]
+            for cls in type(error).__mro__:
+                handler = handlers.get(cls)
+                if handler is not None and issubclass(cls, IdempotencyError) and not hasattr(handler, _OURS):
+                    return handler
+    return None
 
 
 def problem_response(error: IdempotencyError, docs_url: str | None) -> Response:

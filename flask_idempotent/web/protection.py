@@ -4,81 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import secrets
 import sys
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-from flask import Flask, after_this_request, request
+from flask import Flask, after_this_request, current_app, request
 from werkzeug.exceptions import InternalServerError
 from werkzeug.wrappers import Response
 
 from ..call import ENVIRON_KEY, Call
 from ..engine import Engine, Replay
-from ..errors import (
-    ConfigurationError,
-    IdempotencyError,
-    MissingKey,
-    PrincipalRequired,
-    StoreUnavailable,
-    UnreadableRecord,
-)
-from ..keywords import UNSET
-from ..policy import Policy, bind_policy, finished_state, policy_warnings
-from ..records import BodyKind, Claim, RateLimit, StoredResponse
-from ..request import key as keys
-from ..request import scope as scopes
-from ..request.fingerprint import Fingerprinter
-from ..response.snapshot import EXPIRES_HEADER, STATUS_HEADER, http_expires, restore, snapshot
+from ..errors import ConfigurationError, IdempotencyError, ResponseUnavailable, StoreUnavailable, UnreadableRecord
+from ..policy import Policy, finished_state
+from ..records import BodyKind, StoredResponse
+from ..response.snapshot import EXPIRES_HEADER, STATUS_HEADER, http_expires, reduce, reference_of, restore, snapshot
 from ..settings import Settings
+from .claims import Loaders, header_key, make_claim
 from .outcome import Fate, Outcome, decide, without_answer
+from .problems import own_handler, problem_response
+from .routes import Declaration, Routes
 from .session import SharedSession
-from .views import Mark, marks_below, marks_on
+from .views import Deliver, Mark
 
-__all__ = ["Loaders", "Protection"]
+__all__ = ["Protection"]
 
 log = logging.getLogger("flask_idempotent")
 
-Loader = Callable[[], object]
-
-#: What werkzeug's own converters make of a part of a path.
-PLAIN = (str, int, float, uuid.UUID)
-
-
-@dataclass(slots=True)
-class Loaders:
-    """Who calls. Shared by the apps of one extension object, and read at each request: it may be told late."""
-
-    principal: Loader | None = None
-    tenant: Loader | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A mark, bound to one endpoint of the app."""
-
-    policy: Policy
-    endpoint: str
-    engine: Engine
-    fingerprinter: Fingerprinter
-    #: Whose counter of new keys is used: the route's own where it has a limit of its own, else the app's.
-    counter: str
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The marks of an endpoint, valid while the view function is the same. ``by_method`` is for class-based views."""
-
-    view: Callable[..., Any] | None
-    mark: Mark | None = None
-    by_method: dict[str, Mark] = field(default_factory=dict)
-
 
 class Protection:
-    """The state of the extension in one app."""
+    """The state of the extension in one app.
+
+    :param engine: the protocol over Redis alone.
+    :param durable_engine: the protocol over Redis and the database; ``None`` in an app without ``db``.
+    """
 
     def __init__(
         self,
@@ -87,19 +45,19 @@ class Protection:
         engine: Engine,
         loaders: Loaders,
         *,
+        declarations: list[Declaration],
         durable_engine: Engine | None = None,
         shared_session: SharedSession | None = None,
     ) -> None:
         self.settings = settings
         self.engine = engine
-        self._durable_engine = durable_engine
-        self._shared_session = shared_session
-        self._app = app
-        self._loaders = loaders
-        self._found: dict[str, Found] = {}
-        self._bound: dict[tuple[Mark, str], Bound] = {}
+        self.routes = Routes(app, settings, declarations, self._engine_for)
         #: Held here for the signal that calls it.
         self.on_command: Callable[..., None] | None = None
+        self._app = app
+        self._loaders = loaders
+        self._durable_engine = durable_engine
+        self._shared_session = shared_session
         self._verified = False
         self._verifying = threading.Lock()
 
@@ -109,159 +67,120 @@ class Protection:
         """Before every other hook: opens the call of a marked endpoint, and refuses a malformed key."""
         if endpoint is None:
             return
-        found = self._find(endpoint)
-        mark = found.by_method.get(request.method) if found.by_method else found.mark
+        mark = self.routes.mark_of(endpoint, request.method)
         if mark is not None:
             self._open(mark)
 
-    def call_for(self, mark: Mark) -> Call | None:
-        """The call that a wrapper works for; opened late where a decorator hid the mark from the hook."""
-        call: Call | None = request.environ.get(ENVIRON_KEY)
-        return call if call is not None else self._open(mark)
-
-    def _find(self, endpoint: str) -> Found:
-        view = self._app.view_functions.get(endpoint)
-        found = self._found.get(endpoint)
-        if found is None or found.view is not view:
-            found = self._found[endpoint] = _find_marks(view)
-        return found
-
     def _open(self, mark: Mark) -> Call | None:
-        bound = self._bind(mark, request.endpoint or "")
+        bound = self.routes.bind(mark, request.endpoint or "")
         policy = bound.policy
         if request.method not in policy.methods or policy.mode == "off":
             return None
-        call = Call(policy, bound.endpoint, bound.engine, bound.fingerprinter, bound.counter)
+        call = Call(mark, policy, bound.endpoint, bound.engine, bound.fingerprinter, bound.counter)
         request.environ[ENVIRON_KEY] = call
         after_this_request(self.complete)
         if policy.key is None:
             try:
-                call.header_key = keys.parse_header(request.headers.getlist(policy.header))
-                if call.header_key is not None:
-                    keys.check_strength(call.header_key, policy.min_key_bits)
+                call.header_key = header_key(policy)
             except IdempotencyError as error:
-                raise call.engine.refuse(call, error) from None
+                raise self._refuse(call, error) from None
         return call
-
-    def _bind(self, mark: Mark, endpoint: str) -> Bound:
-        bound = self._bound.get((mark, endpoint))
-        if bound is None:
-            policy = bind_policy(mark.keywords, self.settings, where=f"view {endpoint!r}")
-            fingerprinter = Fingerprinter(
-                policy.fields,
-                hmac_keys=self.settings.fingerprint_keys or (),
-                form_field=policy.form_field,
-                form_ignore=policy.form_ignore,
-            )
-            bound = self._bound[mark, endpoint] = Bound(
-                policy,
-                policy.scope or endpoint,
-                self._engine_for(policy, endpoint),
-                fingerprinter,
-                counter="" if mark.keywords.rate_limit is UNSET else policy.scope or endpoint,
-            )
-        return bound
 
     def _engine_for(self, policy: Policy, endpoint: str) -> Engine:
         if not policy.durable:
             return self.engine
         if self._durable_engine is None:
             raise ConfigurationError(
-                f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's object "
-                "to init_app(app, db=db)"
+                f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's "
+                "object to init_app(app, db=db)"
             )
         return self._durable_engine
 
     # -- around the view -------------------------------------------------------------------------------------------
 
-    def enter(self, call: Call) -> Response | None:
-        """Runs where the guards have let the request through. ``None``: run the view; else the answer it was given.
+    def begin(self, mark: Mark) -> Call | Response | None:
+        """Where the guards have let the request through to a marked view.
 
+        :returns: the call for which the view runs; or a response, and it doesn't; or ``None``, and it runs unwatched:
+            for a method that isn't protected, and inside of another protected view.
+        :raises Deliver: carries a kept answer past the decorators above.
         :raises IdempotencyError: the refusal; nothing is held then.
         """
+        call: Call | None = request.environ.get(ENVIRON_KEY)
+        if call is not None and call.mark is not mark and not call.entered:
+            if mark.declared:
+                return None  # a nearer mark is inside, and stands below the guards
+            call = None  # another view's, which was never reached
+        if call is None:
+            call = self._open(mark)  # also where a decorator without `wraps` hid the mark from the hook
+        if call is None:
+            return None
+        if call.entered:
+            self._forbid_two_keys(call, mark)
+            return None
+        quiet = self._takes_errors_for_its_own()
         try:
-            claim = self._make_claim(call)
+            replay = self._enter(call)
         except IdempotencyError as error:
-            raise call.engine.refuse(call, error) from None
+            if quiet:
+                return problem_response(error, self.settings.docs_url)
+            raise
+        if replay is None:
+            return call
+        call.replay = replay
+        deliver = Deliver(replay)
+        if quiet or current_app.trap_http_exception(deliver):
+            return replay
+        raise deliver
+
+    def _enter(self, call: Call) -> Response | None:
+        """``None``: run the view; else the answer that takes its place."""
+        try:
+            claim = make_claim(self._app, call, self._loaders, prefix=self.settings.key_prefix)
+        except IdempotencyError as error:
+            raise self._refuse(call, error) from None
         if claim is None:
-            self._unprotected(call)
+            self._run_unprotected(call)
             return None
         if call.policy.durable == "transaction" and self._shared_session is not None:
             claim = dataclasses.replace(claim, transaction=self._shared_session.prepare())
         try:
             replay = call.engine.claim(call, claim)
-        except UnreadableRecord as error:
-            raise call.engine.refuse(call, error, claim) from None
+            if replay is not None:
+                return self._replayed(call, replay)
         except StoreUnavailable as error:
-            if call.policy.on_store_error == "open":
+            if call.policy.on_store_error == "open" and not isinstance(error, UnreadableRecord):
                 log.warning("the store is away, and %s runs without protection", call.endpoint)
-                self._unprotected(call)
+                self._run_unprotected(call)
                 return None
-            raise call.engine.refuse(call, error, claim) from None
-        if replay is None:
-            call.entered = True
-            return None
-        call.replay = self._replayed(replay)
-        return call.replay
+            call.refusal = error
+            raise
+        except IdempotencyError as error:
+            call.refusal = error
+            raise
+        call.entered = True
+        return None
 
-    def _unprotected(self, call: Call) -> None:
+    def _run_unprotected(self, call: Call) -> None:
         call.entered = call.unprotected = True
 
-    def _make_claim(self, call: Call) -> Claim | None:
-        """Who asks for what; ``None`` where no key came and none is needed. Computed once a request."""
-        policy, settings, loaders = call.policy, self.settings, self._loaders
-        if policy.key is not None:
-            key: str | None = keys.check_derived(policy.key(request))
-        else:
-            key = call.header_key
-        if key is None:
-            if policy.required:
-                raise MissingKey()
-            return None
-        principal = scopes.identify(
-            request, loader=loaders.principal, login_manager=hasattr(self._app, "login_manager")
-        )
-        tenant = scopes.text_of(loaders.tenant(), what="the tenant loader") if loaders.tenant else None
-        prefix = settings.key_prefix
-        binding = ""
-        if policy.bind is not None:
-            bound_to = scopes.text_of(policy.bind(request), what="the bind callable")
-            if bound_to is None:
-                raise PrincipalRequired("There is no session or token that this request could be bound to.")
-            binding = scopes.binding_digest(prefix, tenant, bound_to)
-        if principal is None and policy.anonymous == "refuse":
-            raise PrincipalRequired()
-        isolate = principal if policy.isolate else None
-        return Claim(
-            scope=scopes.make_scope(prefix, tenant, call.endpoint, key, isolate_principal=isolate),
-            token=secrets.token_hex(16),
-            fingerprints=call.fingerprinter.compute(
-                request, endpoint_scope=call.endpoint, path_variables=self._path_variables()
-            ),
-            principal=scopes.principal_digest(prefix, tenant, principal),
-            binding=binding,
-            lease_ms=policy.lease_ms,
-            skew_ms=policy.skew_ms,
-            max_processing_ms=policy.max_processing_ms,
-            ttl_ms=policy.ttl_ms,
-            tombstone_ms=policy.tombstone_ms,
-            rate=policy.rate
-            and RateLimit(
-                policy.rate.limit,
-                policy.rate.window_ms,
-                scopes.bucket_digest(prefix, tenant, principal, request.remote_addr, counter=call.counter),
-            ),
-        )
+    def _refuse(self, call: Call, error: IdempotencyError) -> IdempotencyError:
+        """A refusal before the store was asked."""
+        call.refusal = error
+        return call.engine.refuse(call, error)
 
-    def _path_variables(self) -> Mapping[str, object]:
-        """What the URL says, also where a hook took a part of it (a language, a tenant) out of the view's arguments, or
-        put an object in its place."""
-        found: dict[str, object] = request.view_args or {}
-        rule = request.url_rule
-        if rule is None or (rule.arguments == found.keys() and all(isinstance(v, PLAIN) for v in found.values())):
-            return found
-        adapter = self._app.create_url_adapter(request)
-        return found if adapter is None else adapter.match()[1]
+    def _forbid_two_keys(self, call: Call, mark: Mark) -> None:
+        if call.policy.durable == "transaction" and not call.unprotected:
+            raise ConfigurationError(
+                f"the view {mark.name} is protected, and was called by a durable='transaction' view: two keys can't "
+                "share one transaction. Move the common work into a function of its own"
+            )
+
+    def _takes_errors_for_its_own(self) -> bool:
+        """Whether the view is a Flask-RESTX resource: that makes answers of its own of all that is raised."""
+        view = self._app.view_functions.get(request.endpoint or "")
+        bases = getattr(getattr(view, "view_class", None), "__mro__", ())
+        return any(base.__module__.partition(".")[0] in ("flask_restx", "flask_restful") for base in bases)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -271,9 +190,9 @@ class Protection:
         if call is None:
             return response
         if call.replay is not None:
-            # A decorator above may have made something else of it, but not where it refuses.
-            refused = response.status_code in (401, 403, 429) and response.status_code != call.replay.status_code
-            return response if refused else call.replay
+            return self._unless_refused(response, call.replay)
+        if call.refusal is not None:
+            return self._restored_refusal(call.refusal, response)
         if not call.entered or call.settled:
             return response
         if call.unprotected:
@@ -303,16 +222,19 @@ class Protection:
         if outcome.fate is not Fate.KEEP:
             self._end(call, outcome)
             return response
+        policy = call.policy
         try:
-            stored = snapshot(response, bound=call.policy.max_body, replay_header=call.policy.replay_header)
+            stored = snapshot(response, bound=policy.max_body, replay_header=policy.replay_header)
         except Exception:
             self._end(call, without_answer(call, outcome.status, "the body broke off"))
             raise
+        if policy.store != "full":
+            stored = reduce(stored, policy.store, call.reference)
         # A handler's answer to an exception is kept; what the view did until then is not, where that can be helped.
         undo = not call.returned and call.own_status is None
         settled = call.engine.complete(call, finished_state(outcome.status), stored, undo=undo)
         if settled.replay is not None:
-            return self._replayed(settled.replay, marked=not settled.ours)
+            return self._replayed(call, settled.replay, marked=not settled.ours)
         if settled.expires_at is not None:
             response.headers[EXPIRES_HEADER] = http_expires(settled.expires_at)
         return response
@@ -325,12 +247,45 @@ class Protection:
             done = StoredResponse(outcome.status, (), None, BodyKind.NONE)
             call.engine.complete(call, finished_state(outcome.status), done, reason=outcome.reason)
 
-    def _replayed(self, replay: Replay, *, marked: bool = True) -> Response:
-        response = restore(replay.response, self._app.response_class)
+    def _replayed(self, call: Call, replay: Replay, *, marked: bool = True) -> Response:
+        """The response of a kept answer.
+
+        :raises ResponseUnavailable: it is to be made again, and can't be.
+        """
+        stored = replay.response
+        if stored.kind is BodyKind.REFERENCE:
+            response = self._rebuilt(call, replay)
+        else:
+            response = restore(stored, self._app.response_class)
         if marked:
             response.headers[self.settings.replay_header] = "true"
         response.headers[EXPIRES_HEADER] = http_expires(replay.expires_at)
         return response
+
+    def _rebuilt(self, call: Call, replay: Replay) -> Response:
+        rebuild, stored = call.policy.rebuild, replay.response
+        try:
+            if rebuild is None:
+                raise LookupError("this route has no rebuild=")
+            response: Response = self._app.make_response(self._app.ensure_sync(rebuild)(reference_of(stored)))
+        except Exception as error:
+            log.error("the answer of %s could not be made again: %s", call.endpoint, type(error).__name__)
+            unavailable = ResponseUnavailable(expires_at=replay.expires_at, original_status=stored.status)
+            raise call.engine.refuse(call, unavailable) from None
+        response.status_code = stored.status
+        return response
+
+    def _unless_refused(self, response: Response, answer: Response) -> Response:
+        """Our answer, whatever the layers above the view made of it; but not where one of them refuses the caller."""
+        refused = response.status_code in (401, 403, 429) and response.status_code != answer.status_code
+        return response if refused else answer
+
+    def _restored_refusal(self, error: IdempotencyError, response: Response) -> Response:
+        """Our refusal, where no handler of the app's answered it: some frameworks make an answer of their own of every
+        error, and a decorator may swallow it."""
+        if own_handler(self._app, error) or response.mimetype == "application/problem+json":
+            return response
+        return self._unless_refused(response, problem_response(error, self.settings.docs_url))
 
     def _answer_error(self, error: Exception) -> Response:
         """What completion answers instead of raising: a raised error would run every after-request hook twice."""
@@ -354,75 +309,18 @@ class Protection:
 
         :raises ConfigurationError: naming each view that would not be protected, and the fix.
         """
-        problems: list[str] = []
-        warnings: list[str] = []
-        served: dict[Mark, set[str]] = {}
-        hidden: dict[Mark, tuple[str, set[str]]] = {}
-        for endpoint, view in self._app.view_functions.items():
-            methods = {method for rule in self._app.url_map.iter_rules(endpoint) for method in rule.methods or ()}
-            for mark, reached in _reach(view, methods):
-                served.setdefault(mark, set()).update(reached)
-                try:
-                    policy = self._bind(mark, endpoint).policy
-                except ConfigurationError as error:
-                    problems.append(str(error))
-                else:
-                    warnings.extend(policy_warnings(policy, self.settings, where=f"view {endpoint!r}"))
-            if not any(marks_on(view)):
-                hidden.update((mark, (endpoint, methods)) for mark in marks_below(view))
-        for mark, methods in served.items():
-            if not methods & mark.keywords.methods:
-                problems.append(
-                    f"the view {mark.name} is marked with @idempotent, but its routes have none of the protected "
-                    f"methods ({', '.join(sorted(mark.keywords.methods))}): add methods=[...] to the route or to "
-                    "@idempotent, or take the mark away"
-                )
-        for mark, (endpoint, methods) in hidden.items():
-            if mark not in served and methods & mark.keywords.methods:
-                problems.append(
-                    f"the view {endpoint!r} is not protected: @idempotent stands above its route. Put it directly on "
-                    "the view, below the route and below every guard"
-                )
-        if self._shared_session is not None and any(bound.policy.durable for bound in self._bound.values()):
+        problems, policies = self.routes.check()
+        if self._shared_session is not None and any(policy.durable for policy in policies):
             try:
                 self._shared_session.verify()
             except ConfigurationError as error:
                 problems.append(str(error))
         if problems:
             raise ConfigurationError("\n".join(problems))
-        if served and self._loaders.principal is None and not hasattr(self._app, "login_manager"):
-            warnings.append(
+        if policies and self._loaders.principal is None and not hasattr(self._app, "login_manager"):
+            log.warning(
                 "no principal_loader is set: HTTP Basic's user, X-API-Key, or as a last resort a digest of the bearer "
                 "token stand for the caller, and a client with a refreshed token gets 404 for its own key. "
                 "Name the caller with @idem.principal_loader"
             )
-        for warning in warnings:
-            log.warning("%s", warning)
         self._verified = True
-
-
-def _find_marks(view: Callable[..., Any] | None) -> Found:
-    if view is None:
-        return Found(view)
-    mark = next(marks_on(view), None)
-    if mark is not None:
-        return Found(view, mark)
-    return Found(view, None, dict(_marks_of_class(view)))
-
-
-def _marks_of_class(view: Callable[..., Any]) -> Iterator[tuple[str, Mark]]:
-    """The marks on the methods of a class-based view."""
-    view_class = getattr(view, "view_class", None)
-    for method in getattr(view_class, "methods", None) or ():
-        handler = getattr(view_class, method.lower(), None)
-        mark = next(marks_on(handler), None) if handler is not None else None
-        if mark is not None:
-            yield method.upper(), mark
-
-
-def _reach(view: Callable[..., Any], methods: set[str]) -> Iterator[tuple[Mark, set[str]]]:
-    """Each mark of a registered view, with the methods that reach it."""
-    for mark in marks_on(view):
-        yield mark, methods
-    for method, mark in _marks_of_class(view):
-        yield mark, {method} & methods

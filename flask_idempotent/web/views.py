@@ -19,7 +19,7 @@ from .outcome import own_status
 if TYPE_CHECKING:
     from .protection import Protection
 
-__all__ = ["EXTENSION", "Deliver", "Mark", "idempotent", "marks_below", "marks_on"]
+__all__ = ["EXTENSION", "Deliver", "Mark", "chain_of", "idempotent", "marks_below", "marks_on", "protect_view"]
 
 #: The key of ``app.extensions``.
 EXTENSION = "idempotent"
@@ -31,13 +31,21 @@ R = TypeVar("R")
 
 
 class Mark:
-    """What the decorator was told about one view. It is bound to an app, an endpoint and a method when it is used."""
+    """What the decorator was told about one view. It is bound to an app, an endpoint and a method when it is used.
 
-    __slots__ = ("keywords", "name")
+    :param view: what the mark stands on.
+    :param declared: it comes from ``protect()``; a mark nearer to the work goes before it.
+    """
 
-    def __init__(self, keywords: Keywords, name: str) -> None:
+    __slots__ = ("declared", "keywords", "name", "view")
+
+    def __init__(
+        self, keywords: Keywords, name: str, *, view: Callable[..., Any] | None = None, declared: bool = False
+    ) -> None:
         self.keywords = keywords
         self.name = name
+        self.view = view
+        self.declared = declared
 
 
 class Deliver(HTTPException):
@@ -61,20 +69,29 @@ def idempotent(view: Callable[..., Any] | None = None, /, **keywords: object) ->
     """Protect a view: the second arrival of a request gets the first result, and never runs the work again.
 
     It stands directly on the view, below the route and below every guard, with or without parentheses. The keywords
-    are those of :class:`~flask_idempotent.policy.Keywords`; each that is left out comes from the app's settings.
+    are those of :class:`~flask_idempotent.keywords.Keywords`; each that is left out comes from the app's settings.
 
     :raises ConfigurationError: for a keyword that is unknown, of a wrong type or out of range.
     """
     checked = keywords_from(**keywords)
     if view is None:
-        return functools.partial(_protect, keywords=checked)
+        return functools.partial(_mark, keywords=checked)
     if not callable(view):
         raise ConfigurationError("@idempotent takes keywords only, such as @idempotent(scope='orders.create')")
-    return _protect(view, keywords=checked)
+    return _mark(view, keywords=checked)
 
 
-def _protect(view: Callable[..., Any], *, keywords: Keywords) -> Callable[..., Any]:
-    mark = Mark(keywords, getattr(view, "__qualname__", repr(type(view))))
+def _mark(view: Callable[..., Any], *, keywords: Keywords) -> Callable[..., Any]:
+    mark = Mark(keywords, getattr(view, "__qualname__", repr(type(view))), view=view)
+    wrapper = protect_view(view, mark)
+    # Found by verification on a view that was registered without its wrapper: the decorator stood above the route.
+    if hasattr(view, "__dict__"):
+        setattr(view, _BELOW, (*getattr(view, _BELOW, ()), mark))
+    return wrapper
+
+
+def protect_view(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
+    """The view, behind the protection that a mark asks for."""
     if inspect.iscoroutinefunction(view):
 
         @functools.wraps(view)
@@ -104,16 +121,13 @@ def _protect(view: Callable[..., Any], *, keywords: Keywords) -> Callable[..., A
             return _returned(call, value)
 
     setattr(wrapper, _MARK, mark)
-    # Found by verification on a view that was registered without its wrapper: the decorator stood above the route.
-    if hasattr(view, "__dict__"):
-        setattr(view, _BELOW, (*getattr(view, _BELOW, ()), mark))
     return wrapper
 
 
 def marks_on(view: Callable[..., Any]) -> Iterator[Mark]:
     """The marks on a view and on what it wraps, outermost first."""
     seen: set[int] = set()
-    for function in _chain(view):
+    for function in chain_of(view):
         mark = vars(function).get(_MARK) if hasattr(function, "__dict__") else None
         if mark is not None and id(mark) not in seen:
             seen.add(id(mark))
@@ -123,13 +137,14 @@ def marks_on(view: Callable[..., Any]) -> Iterator[Mark]:
 def marks_below(view: Callable[..., Any]) -> Iterator[Mark]:
     """The marks that stand on a wrapper of this view which the view itself doesn't lead to."""
     own = {id(mark) for mark in marks_on(view)}
-    for function in _chain(view):
+    for function in chain_of(view):
         for mark in getattr(function, _BELOW, ()):
             if id(mark) not in own:
                 yield mark
 
 
-def _chain(view: Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
+def chain_of(view: Callable[..., Any] | None) -> Iterator[Callable[..., Any]]:
+    """A function, what it wraps, what that wraps."""
     while view is not None:
         yield view
         view = getattr(view, "__wrapped__", None)
@@ -143,23 +158,7 @@ def _begin(mark: Mark) -> Call | Response | None:
             f"the view {mark.name} is marked with @idempotent, but this app has no Idempotent extension: "
             "call Idempotent(app), or init_app(app)"
         )
-    call = protection.call_for(mark)
-    if call is None:
-        return None
-    if call.entered:
-        if call.policy.durable == "transaction":
-            raise ConfigurationError(
-                f"the view {mark.name} is protected, and was called by a durable='transaction' view: two keys "
-                "can't share one transaction. Move the common work into a function of its own"
-            )
-        return None
-    replay = protection.enter(call)
-    if replay is None:
-        return call
-    deliver = Deliver(replay)
-    if current_app.trap_http_exception(deliver):
-        return replay
-    raise deliver
+    return protection.begin(mark)
 
 
 def _returned(call: Call | None, value: Any) -> Any:

@@ -159,7 +159,9 @@ RULES: dict[str, Rule] = {
         "common", "if ARGV[i] == record.recipe then", "if i == first then"
     ),
     "the principal is compared": _rule(
-        "common", "if record.principal ~= principal or record.binding ~= binding then", "if record.binding ~= binding then"
+        "common",
+        "if record.principal ~= principal or record.binding ~= binding then",
+        "if record.binding ~= binding then",
     ),
     "the binding is compared": _rule(
         "common",

@@ -1,5 +1,7 @@
 """What the suites need to know of the Redis store."""
 
+from types import MappingProxyType
+
 import pytest
 import redis
 
@@ -27,7 +29,7 @@ class RedisBackend:
     clock: ScriptedClock
     make_clock: type[ScriptedClock] = ScriptedClock
     #: Texts instead of the package's scripts.
-    sources: Sources = {}
+    sources: Sources = MappingProxyType({})
 
     @pytest.fixture(autouse=True)
     def _server(self, redis_client: redis.Redis) -> None:

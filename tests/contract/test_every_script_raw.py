@@ -45,9 +45,7 @@ class Raw:
         pairs: tuple[str, ...] = ("r1", "A"),
     ) -> Any:
         keys = [RECORD, INDEX, *([COUNTER] if counter else [])]
-        return self.run(
-            "claim", keys, [DIGEST, token, principal, binding, lease, skew, work, limit, WINDOW, *pairs]
-        )
+        return self.run("claim", keys, [DIGEST, token, principal, binding, lease, skew, work, limit, WINDOW, *pairs])
 
     def complete(
         self,

@@ -140,7 +140,12 @@ needs(
     field="state",
     value="paused",
 )
-needs("a record without our fields is not absent", Redis, Redis.test_a_key_of_another_kind_is_not_absent, kind="foreign hash")
+needs(
+    "a record without our fields is not absent",
+    Redis,
+    Redis.test_a_key_of_another_kind_is_not_absent,
+    kind="foreign hash",
+)
 
 needs("new keys are limited", Suite, Suite.test_new_keys_over_the_limit_are_refused)
 needs("old keys are not counted", Suite, Suite.test_retries_and_takeovers_are_not_counted)

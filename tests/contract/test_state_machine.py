@@ -2,12 +2,20 @@
 
 import itertools
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import pytest
 import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from flask_idempotent.records import Claim, Completed, Completion, Fingerprint, KeptResponse, State, Verdict
 from flask_idempotent.stores.base import Released
@@ -22,7 +30,20 @@ KEYS = ("plain", "tombstoned")
 TOKENS = ("t1", "t2", "t3", "t4")
 PRINCIPALS = ("p1", "p2")
 A, B, UNKNOWN = Fingerprint("r1", "A"), Fingerprint("r1", "B"), Fingerprint("r2", "A")
-STEPS = (1, SKEW - 1, SKEW, LEASE - 1, LEASE, LEASE + SKEW - 1, LEASE + SKEW, TTL - 1, TTL, TOMBSTONE, 10 * TTL, -10_000)
+STEPS = (
+    1,
+    SKEW - 1,
+    SKEW,
+    LEASE - 1,
+    LEASE,
+    LEASE + SKEW - 1,
+    LEASE + SKEW,
+    TTL - 1,
+    TTL,
+    TOMBSTONE,
+    10 * TTL,
+    -10_000,
+)
 
 OVER = {State.SUCCEEDED, State.FAILED, State.RELEASED}
 FINISHED = {State.SUCCEEDED, State.FAILED}
@@ -78,9 +99,7 @@ class Model:
         if reclaimed and self.now < entry.locked_until + SKEW:
             return Verdict.IN_PROGRESS, comparable, entry.locked_until + SKEW - self.now
         fence = max(entry.fence + 1, self.now)
-        taken = Entry(
-            State.IN_PROGRESS, token, principal, fingerprint, fence, entry.attempt + 1, entry.created_at, 0
-        )
+        taken = Entry(State.IN_PROGRESS, token, principal, fingerprint, fence, entry.attempt + 1, entry.created_at, 0)
         return self._run(key, taken, comparable, reclaimed)
 
     def _run(self, key: str, entry: Entry, comparable: bool = True, reclaimed: bool = False) -> tuple[object, ...]:
@@ -134,7 +153,7 @@ class Lockstep(RuleBasedStateMachine):
     """Does the same to a store and to the model, and compares what they say and what they hold."""
 
     client: redis.Redis
-    sources: Sources = {}
+    sources: Sources = MappingProxyType({})
     numbers = itertools.count()
 
     keys = st.sampled_from(KEYS)
@@ -257,19 +276,22 @@ class Lockstep(RuleBasedStateMachine):
                 assert entry.state in OVER
                 assert self.model.now >= max(entry.expires_at, entry.tombstone_until)
                 continue
-            assert Entry(
-                record.state,
-                record.token,
-                record.principal,
-                record.fingerprint,
-                record.fence,
-                record.attempt,
-                record.created_at,
-                record.locked_until,
-                record.expires_at,
-                record.tombstone_until,
-                record.response.body if record.response else None,
-            ) == entry
+            assert (
+                Entry(
+                    record.state,
+                    record.token,
+                    record.principal,
+                    record.fingerprint,
+                    record.fence,
+                    record.attempt,
+                    record.created_at,
+                    record.locked_until,
+                    record.expires_at,
+                    record.tombstone_until,
+                    record.response.body if record.response else None,
+                )
+                == entry
+            )
             assert record.fence >= self.fences.get(key, 0)
             self.fences[key] = record.fence
 
@@ -278,7 +300,7 @@ class Lockstep(RuleBasedStateMachine):
         self.model.now = ms
 
 
-def machine(client: redis.Redis, sources: Sources = {}) -> type[Lockstep]:  # noqa: B006
+def machine(client: redis.Redis, sources: Sources = MappingProxyType({})) -> type[Lockstep]:
     return type("Machine", (Lockstep,), {"client": client, "sources": sources})
 
 

@@ -20,8 +20,9 @@ class TestRedisStore(RedisBackend, RateLimitSuite):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[redis.RedisCluster]:
     with EmbeddedRedis(cluster_enabled="yes") as server:
-        client = connect(server.url.replace("redis://", "redis+cluster://"))
-        assert isinstance(client, redis.RedisCluster)
+        make_client = connect(server.url.replace("redis://", "redis+cluster://"))
+        assert not isinstance(make_client, (redis.Redis, redis.RedisCluster))
+        client = make_client()
         yield client
         client.close()
 

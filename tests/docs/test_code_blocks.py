@@ -1,7 +1,8 @@
 """Every Python block of the README and the docs runs; the blocks of one page share a namespace, in order.
 
 A block below a line ``<!-- not run: reason -->`` is only compiled. ``redis://localhost:6379/0``, the default of
-``REDIS_URL``, is an embedded server here; ``IDEMPOTENT_REDIS_URL`` and ``REDIS_URL`` in the environment name it too.
+``REDIS_URL``, and ``embedded://`` are the session's embedded server here; ``IDEMPOTENT_REDIS_URL`` and ``REDIS_URL`` in
+the environment name it too.
 """
 
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import redis.connection
+
+from flask_idempotent.stores import embedded
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
@@ -56,6 +59,7 @@ def default_server(redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(
         redis.connection, "parse_url", lambda url: parse_url(redis_url if DEFAULT_SERVER.match(url) else url)
     )
+    monkeypatch.setattr(embedded, "shared_embedded_url", lambda: redis_url)
     monkeypatch.setenv("IDEMPOTENT_REDIS_URL", redis_url)
     monkeypatch.setenv("REDIS_URL", redis_url)
     monkeypatch.chdir(tmp_path)
@@ -76,8 +80,8 @@ def test_blocks(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_server_is_the_embedded_one(default_server: None, redis_url: str) -> None:
-    with redis.Redis.from_url("redis://localhost:6379/0") as client, redis.Redis.from_url(redis_url) as embedded:
-        embedded.set("k", "v")
+    with redis.Redis.from_url("redis://localhost:6379/0") as client, redis.Redis.from_url(redis_url) as server:
+        server.set("k", "v")
         assert client.get("k") == b"v"
 
 

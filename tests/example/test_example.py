@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ EVENT = {"id": "evt-1", "type": "payment.succeeded"}
 
 @pytest.fixture
 def app(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flask:
-    monkeypatch.setattr(effects.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(effects, "time", SimpleNamespace(sleep=lambda seconds: None))
     return example.create_app({"IDEMPOTENT_REDIS_URL": redis_url, "SHOP_LEDGER": tmp_path / "ledger.sqlite"})
 
 

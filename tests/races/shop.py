@@ -92,10 +92,10 @@ class Shop(GunicornApp):
         super().__init__(SOURCE, env=env, options=options, **gunicorn)
         self.store = redis.Redis.from_url(redis_url)
         self._pool = ThreadPoolExecutor(64)
-        self._held: list[str] = []
+        self.held: list[str] = []  # gates to open at the end, so that a failed test doesn't hang
 
     def stop(self) -> None:
-        for name in self._held:
+        for name in self.held:
             self.open_gate(name)
         super().stop()
         self._pool.shutdown()
@@ -120,7 +120,7 @@ class Shop(GunicornApp):
     def begin(self, name: str, key: str, **job: Any) -> "Future[Answer]":
         """A request that runs on; with ``gate=True`` until the gate is opened."""
         if job.get("gate"):
-            self._held.append(name)
+            self.held.append(name)
         return self._pool.submit(self.post, name, key, **job)
 
     def wait_inside(self, name: str) -> int:

@@ -31,17 +31,20 @@ class Swarm:
 
     def __init__(self, address: tuple[str, int], size: int, *, processes: int = 2) -> None:
         context = multiprocessing.get_context("spawn")
-        barrier = context.Barrier(processes)
+        self._barrier = context.Barrier(processes)  # kept: the children look it up by name
         self._pipes: list[Connection] = []
         self._processes = []
         for number in range(processes):
             ours, theirs = context.Pipe()
             share = size // processes + (number < size % processes)
-            process = context.Process(target=_member, args=(address, share, theirs, barrier), daemon=True)
+            process = context.Process(target=_member, args=(address, share, theirs, self._barrier), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        for pipe in self._pipes:
+            assert pipe.poll(WAIT_S), "a client process does not start"
+            assert pipe.recv() == "connected"
 
     def fire(self, request: bytes) -> "Counter[Kind]":
         """Send the request on every connection, released by a barrier; how many answers there were of each kind."""
@@ -83,20 +86,27 @@ def request_bytes(path: str, key: str, body: bytes) -> bytes:
 
 def _member(address: tuple[str, int], share: int, pipe: Connection, barrier: Barrier) -> None:
     sockets = [socket.create_connection(address, WAIT_S) for _ in range(share)]
+    pipe.send("connected")
     while request := pipe.recv_bytes():
         barrier.wait(WAIT_S)
         try:
             for each in sockets:
                 each.sendall(request)
-            pipe.send(_collect(sockets))
+            answers, closed = _collect(sockets)
+            for each in closed:
+                each.close()
+                sockets[sockets.index(each)] = socket.create_connection(address, WAIT_S)
+            pipe.send(answers)
         except (OSError, ValueError) as error:
             pipe.send(f"{type(error).__name__}: {error}")
     for each in sockets:
         each.close()
 
 
-def _collect(sockets: list[socket.socket]) -> "Counter[Kind]":
+def _collect(sockets: list[socket.socket]) -> "tuple[Counter[Kind], list[socket.socket]]":
+    """The answers, and the connections that the server closes now, as it may."""
     answers: Counter[Kind] = Counter()
+    closed = []
     deadline = time.monotonic() + WAIT_S
     with selectors.DefaultSelector() as selector:
         for each in sockets:
@@ -115,7 +125,9 @@ def _collect(sockets: list[socket.socket]) -> "Counter[Kind]":
                 if kind is not None:
                     answers[kind] += 1
                     selector.unregister(connection)
-    return answers
+                    if b"\r\nconnection: close\r\n" in buffer.lower():
+                        closed.append(connection)
+    return answers, closed
 
 
 def _parse(data: bytes) -> Kind | None:

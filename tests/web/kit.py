@@ -314,3 +314,11 @@ def wait_gone(client: "redis.Redis") -> None:
     while records(client):
         assert time.monotonic() < deadline, f"{len(records(client))} records are still there"
         time.sleep(0.02)
+
+
+def assert_kept_by_the_server(response: TestResponse, client: "redis.Redis") -> None:
+    """The end that the client is told is the record's own, by the server's clock."""
+    told = parsedate_to_datetime(response.headers[EXPIRES]).timestamp()
+    assert any(int(record["expires_at"]) // 1000 == int(told) for record in records(client))
+    now, _ = client.time()
+    assert 0 < told - now <= 48 * 3600 + 1

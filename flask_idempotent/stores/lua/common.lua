@@ -36,11 +36,20 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- Fields of a hash; nil where the key holds something else.
+local function peek(key, names)
+  local values = redis.pcall('HMGET', key, unpack(names))
+  if not values.err then return values end
+  local why = tostring(values.err)
+  if string.find(why, 'WRONGTYPE', 1, true) then return nil end
+  error(why)
+end
+
 -- The fields that decide, without headers and body: how long this takes tells nothing of what is kept.
 -- nil where there is no record; an empty one, which is not readable, where the key holds something else.
 local function fetch(key)
-  local values = redis.pcall('HMGET', key, unpack(DECIDING))
-  if values.err then return {} end
+  local values = peek(key, DECIDING)
+  if not values then return {} end
   local record, found = {}, false
   for i, name in ipairs(DECIDING) do
     if values[i] then

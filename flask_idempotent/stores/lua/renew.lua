@@ -9,9 +9,9 @@ local renewed = {}
 for n = 1, #KEYS / 2 do
   local record, index, at = KEYS[2 * n - 1], KEYS[2 * n], 4 * (n - 1)
   local digest, token, lease, life = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-  local held = redis.pcall('HMGET', record, 'format', 'state', 'token', 'locked_until')
+  local held = peek(record, { 'format', 'state', 'token', 'locked_until' })
   renewed[n] = 0
-  if not held.err and held[1] == FORMAT and held[2] == 'in_progress' and held[3] == token then
+  if held and held[1] == FORMAT and held[2] == 'in_progress' and held[3] == token then
     local until_ms = math.max(now + lease, tonumber(held[4]))
     redis.call('HSET', record, 'locked_until', text(until_ms))
     keep(record, life)
