@@ -54,7 +54,7 @@ def _days(today: datetime.date) -> list[datetime.date]:
 
 
 def _header(dialect: str, days: Sequence[datetime.date]) -> Iterator[str]:
-    """Comments, all before the first statement and free of semicolons, so that simple splitters cope."""
+    """Comments, before the first statement and free of semicolons and lone quotes, so that simple splitters cope."""
     name, command = DIALECTS[dialect]
     yield f"Tables for durable routes of flask-idempotent-redis, on {name}."
     yield f"Apply once, before the app starts:  {command}"
@@ -71,7 +71,7 @@ def _about_partitions(dialect: str, days: Sequence[datetime.date]) -> Iterator[s
     ttl = Settings().ttl
     yield f"idempotency_responses has a partition for each day on which answers expire: {days[0]} to {days[-1]},"
     yield f"which lasts for {AHEAD} days with the default IDEMPOTENT_TTL of {ttl // datetime.timedelta(hours=1)} hours."
-    yield "An answer without a partition can't be committed, and its work is rolled back: make them ahead, for as many"
+    yield "An answer without a partition is not committed, and its work is rolled back: make them ahead, for as many"
     yield "days as the longest ttl of a route, and a week more. There is no default partition on purpose: its rows could"
     yield "not be dropped by day. The next one is:"
     following = days[-1] + DAY
@@ -91,15 +91,15 @@ def _statements(dialect: str, days: Sequence[datetime.date]) -> Iterator[str]:
     """The statements without their semicolons. With no days there are no partitions."""
     tables = add_tables(MetaData(), partitioned=bool(days))
     if days and dialect != "postgresql":
-        # Tables, and a table's partitions, are one statement there.
+        # A table and its first partitions are one statement there.
         definitions = ",\n ".join(_partition_definition(day) for day in days)
         tables.responses.kwargs[f"{dialect}_partition_by"] = f"RANGE COLUMNS (expires_day) (\n {definitions}\n)"
     for table in (tables.keys, tables.responses, tables.steps):
         yield _compiled(CreateTable(table), dialect)
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             yield _compiled(CreateIndex(index), dialect)
-    if dialect == "postgresql":
-        yield from map(_create_partition, days)
+        if table is tables.responses and dialect == "postgresql":
+            yield from map(_create_partition, days)
 
 
 def _compiled(element: ExecutableDDLElement, dialect: str) -> str:

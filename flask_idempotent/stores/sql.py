@@ -10,11 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import bindparam, case, delete, func, insert, literal, null, select, update
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import Connection, Engine, Row
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.sql.elements import ColumnElement
 
 from ..errors import ConfigurationError, StoreUnavailable, UnreadableRecord
 from ..records import (
@@ -34,7 +31,8 @@ from ..records import (
 )
 from .base import NotCommitted, Released
 from .faults import Fault, fault_of
-from .models import Tables, now_ms
+from .models import Tables
+from .statements import Statements
 from .transaction import OuterEnded, Transaction, shared
 
 __all__ = ["SqlStore"]
@@ -47,21 +45,6 @@ TRIES = 4
 SQLITE_BUSY_MS = 300
 
 UNKNOWN = "It is not known whether this was carried out. Send the same request again with the same key."
-
-#: Columns of a key's row that its end writes.
-FINAL = ("status", "reason", "response_code", "completed_at", "expires_at", "expires_day", "tombstone_until")
-#: Columns of an answer's row, and the parameter of each.
-ANSWER = (
-    ("tenant_id", "p", "tenant"),
-    ("endpoint", "p", "endpoint"),
-    ("key_digest", "p", "digest"),
-    ("expires_day", "v", "expires_day"),
-    ("lock_version", "r", "lock_version"),
-    ("headers", "r", "headers"),
-    ("body", "r", "body"),
-    ("kind", "r", "kind"),
-    ("cipher", "r", "cipher"),
-)
 
 T = TypeVar("T")
 
@@ -77,57 +60,7 @@ class SqlStore:
 
     def __init__(self, engine: Callable[[], Engine], tables: Tables) -> None:
         self._engine = engine
-        self._tables = tables
-        keys, responses = tables.keys, tables.responses
-        self._is = (
-            keys.c.tenant_id == bindparam("p_tenant"),
-            keys.c.endpoint == bindparam("p_endpoint"),
-            keys.c.key_digest == bindparam("p_digest"),
-        )
-        self._select = select(keys, now_ms().label("now")).where(*self._is)
-        # What a claim learns of its own row. The number is that of the transaction, where the database has one.
-        claimed = (keys.c.lock_version, keys.c.attempt, keys.c.created_at, now_ms().label("claimed_at"))
-        self._claimed = (*claimed, func.txid_current().label("number"))
-        self._select_claimed = select(*claimed, null().label("number")).where(*self._is)
-        self._ours = select(keys.c.status).where(*self._is, keys.c.claim_token == bindparam("p_token"))
-        self._select_response = select(responses).where(
-            responses.c.tenant_id == bindparam("p_tenant"),
-            responses.c.endpoint == bindparam("p_endpoint"),
-            responses.c.key_digest == bindparam("p_digest"),
-            responses.c.lock_version == bindparam("p_version"),
-        )
-        self._delete = delete(keys).where(
-            *self._is,
-            keys.c.claim_token == bindparam("p_token"),
-            keys.c.lock_version == bindparam("p_version"),
-            keys.c.status == bindparam("p_status"),
-        )
-        self._delete_response = delete(responses).where(
-            responses.c.tenant_id == bindparam("p_tenant"),
-            responses.c.endpoint == bindparam("p_endpoint"),
-            responses.c.key_digest == bindparam("p_digest"),
-        )
-        ours = (*self._is, keys.c.claim_token == bindparam("p_token"), keys.c.status == State.IN_PROGRESS.value)
-        final = {name: bindparam(f"v_{name}", type_=keys.c[name].type) for name in FINAL}
-        answer = {
-            name: bindparam(f"{kind}_{parameter}", type_=responses.c[name].type) for name, kind, parameter in ANSWER
-        }
-        self._finish = update(keys).where(*ours).values(final)
-        self._insert_response = insert(responses).values(answer)
-        # One statement, where the transaction has a number and a statement may hold two.
-        done = (
-            update(keys)
-            .where(*ours, func.txid_current() == bindparam("p_number", type_=keys.c.lock_version.type))
-            .values(final)
-            .returning(keys.c.status)
-            .cte("done")
-        )
-        self._finish_at_once = (
-            insert(responses)
-            .from_select(list(answer), select(*answer.values()).select_from(done))
-            .returning(responses.c.lock_version)
-        )
-        self._inserts: dict[str, Any] = {}
+        self._sql = Statements(tables)
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
@@ -217,7 +150,7 @@ class SqlStore:
         """What the committed row says to a claim, without claiming. ``None`` where it would be free."""
 
         def look(connection: Connection) -> ClaimReply | None:
-            row = connection.execute(self._select, _key(claim.scope)).one_or_none()
+            row = connection.execute(self._sql.row, _key(claim.scope)).one_or_none()
             return None if row is None else self._verdict(connection, claim, row)
 
         return self._fresh(look)
@@ -244,7 +177,7 @@ class SqlStore:
             return reply, None
         transaction.rollback()
         connection = transaction.begin()
-        row = connection.execute(self._select, _key(claim.scope)).one_or_none()
+        row = connection.execute(self._sql.row, _key(claim.scope)).one_or_none()
         if row is None:
             transaction.rollback()
             held = ClaimReply(Verdict.IN_PROGRESS, wait_ms=1000) if connection.dialect.name == "postgresql" else None
@@ -259,17 +192,19 @@ class SqlStore:
         if dialect.name == "sqlite":
             _begin_immediate(connection)
         if old is not None:
+            # A statement that takes the row away would wait for another that is at it.
+            connection.execute(self._sql.row_alone, _key(claim.scope))
             key = _key(claim.scope)
             gone = connection.execute(
-                self._delete,
+                self._sql.drop,
                 {**key, "p_token": old.claim_token, "p_version": old.lock_version, "p_status": old.status},
             )
             if gone.rowcount != 1:
                 return None
-            connection.execute(self._delete_response, key)
+            connection.execute(self._sql.drop_answer, key)
         elif dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False):
             # MySQL can't bound one INSERT's wait; a row that is open already is found without waiting.
-            connection.execute(self._select.with_for_update(nowait=True), _key(claim.scope))
+            connection.execute(self._sql.row_alone, _key(claim.scope))
         fingerprint = claim.fingerprints[0]
         # An attempt of the same key's life, not of an expired one.
         former = old if old is not None and old.status == State.RELEASED.value else None
@@ -286,7 +221,7 @@ class SqlStore:
             "least_version": old.lock_version + 1 if old is not None else 0,
             "first_created": former.created_at if former is not None else 0,
         }
-        statement = self._insert_for(connection)
+        statement = self._sql.insert(connection.dialect)
         if dialect.name == "postgresql":
             parameters["lock"] = int(claim.scope.digest[:16], 16) - 2**63
             return connection.execute(statement, parameters).one_or_none()
@@ -294,43 +229,7 @@ class SqlStore:
             _without_waiting(connection, statement, parameters)
         else:
             connection.execute(statement, parameters)
-        return connection.execute(self._select_claimed, _key(claim.scope)).one()
-
-    def _insert_for(self, connection: Connection) -> Any:
-        """The INSERT of this dialect, built once."""
-        name = connection.dialect.name
-        statement = self._inserts.get(name)
-        if statement is None:
-            statement = self._inserts[name] = self._build_insert(connection)
-        return statement
-
-    def _build_insert(self, connection: Connection) -> Any:
-        keys, name = self._tables.keys, connection.dialect.name
-        values: dict[str, ColumnElement[Any]] = {
-            column: bindparam(f"v_{column}", type_=keys.c[column].type)
-            for column in (
-                "tenant_id",
-                "endpoint",
-                "key_digest",
-                "principal",
-                "binding",
-                "recipe",
-                "request_hash",
-                "claim_token",
-                "attempt",
-            )
-        }
-        least = bindparam("least_version", type_=keys.c.lock_version.type)
-        first = bindparam("first_created", type_=keys.c.created_at.type)
-        values["status"] = literal(State.IN_PROGRESS.value, keys.c.status.type)
-        values["lock_version"] = case((least > now_ms(), least), else_=now_ms())
-        values["created_at"] = case((first > 0, first), else_=now_ms())
-        if name == "postgresql":
-            # Whoever holds the key holds this lock until the transaction ends: nobody ever waits for an open row.
-            free = func.pg_try_advisory_xact_lock(bindparam("lock", type_=keys.c.lock_version.type))
-            statement = pg_insert(keys).from_select(list(values), select(*values.values()).where(free))
-            return statement.on_conflict_do_nothing().returning(*self._claimed)
-        return insert(keys).values(values)
+        return connection.execute(self._sql.claimed, _key(claim.scope)).one()
 
     def _verdict(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
         """What a committed row says; ``None`` where it may be replaced. Identity, fingerprint, state, in this order."""
@@ -384,7 +283,7 @@ class SqlStore:
     def _left_behind(self, claim: Claim, transaction: Transaction) -> bool:
         """After a rollback: whether our row is there all the same, since the view ended the transaction itself."""
         connection = transaction.begin()
-        found = connection.execute(self._ours, {**_key(claim.scope), "p_token": claim.token}).one_or_none()
+        found = connection.execute(self._sql.ours, {**_key(claim.scope), "p_token": claim.token}).one_or_none()
         transaction.rollback()
         return found is not None
 
@@ -425,13 +324,13 @@ class SqlStore:
             "r_cipher": response.cipher,
         }
         if number is not None:
-            written = connection.execute(self._finish_at_once, {**parameters, "p_number": number}).one_or_none()
+            written = connection.execute(self._sql.finish_at_once, {**parameters, "p_number": number}).one_or_none()
             if written is None:
                 raise OuterEnded()
             return
-        if connection.execute(self._finish, parameters).rowcount != 1:
+        if connection.execute(self._sql.finish, parameters).rowcount != 1:
             raise OuterEnded()
-        connection.execute(self._insert_response, parameters)
+        connection.execute(self._sql.add_answer, parameters)
 
     def _read_back(self, claim: Claim, values: Mapping[str, Any], error: Exception) -> CompletionReply:
         """After an error at the end: what is there, by our token and on a fresh connection, decides. The view is never
@@ -466,18 +365,12 @@ class SqlStore:
 
     def _mark_unknown(self, claim: Claim) -> None:
         """The view's work may be there, without an answer. A row that is left in progress says the same."""
-        keys = self._tables.keys
-        mark = (
-            update(keys)
-            .where(*self._is, keys.c.claim_token == bindparam("p_token"), keys.c.status == State.IN_PROGRESS.value)
-            .values(
-                status=State.INDETERMINATE.value,
-                unknown_since=now_ms(),
-                reason="the view ended the transaction that it shared with its key, and gave no answer that is kept",
-            )
-        )
         try:
-            self._fresh(lambda connection: connection.execute(mark, {**_key(claim.scope), "p_token": claim.token}))
+            self._fresh(
+                lambda connection: connection.execute(
+                    self._sql.mark_unknown, {**_key(claim.scope), "p_token": claim.token}
+                )
+            )
         except StoreUnavailable:
             log.error("record %s could not be marked as unknown; its row stays in progress", claim.scope.digest[:12])
 
@@ -495,7 +388,7 @@ class SqlStore:
             raise _away(error) from error
 
     def _read(self, connection: Connection, scope: Scope) -> Record | None:
-        row = connection.execute(self._select, _key(scope)).one_or_none()
+        row = connection.execute(self._sql.row, _key(scope)).one_or_none()
         return None if row is None else self._record(connection, row)
 
     def _record(self, connection: Connection, row: Row[Any]) -> Record:
@@ -503,7 +396,7 @@ class SqlStore:
         response = None
         if state in FINISHED:
             kept = connection.execute(
-                self._select_response,
+                self._sql.answer,
                 {
                     "p_tenant": row.tenant_id,
                     "p_endpoint": row.endpoint,

@@ -153,8 +153,7 @@ class Protection:
                 log.warning("the store is away, and %s runs without protection", call.endpoint)
                 self._run_unprotected(call)
                 return None
-            call.refusal = error
-            raise
+            raise self._refuse(call, error) from None
         except IdempotencyError as error:
             call.refusal = error
             raise
@@ -165,7 +164,7 @@ class Protection:
         call.entered = call.unprotected = True
 
     def _refuse(self, call: Call, error: IdempotencyError) -> IdempotencyError:
-        """A refusal before the store was asked."""
+        """A refusal that the store has no part in."""
         call.refusal = error
         return call.engine.refuse(call, error)
 
@@ -205,7 +204,7 @@ class Protection:
 
     def settle_open(self, call: Call) -> None:
         """The net, behind everything: ends what an exception, or an exit, carried past the completion."""
-        if not call.entered or call.settled or call.claim is None:
+        if call.claim is None or call.settled:
             return
         own = call.own_status
         try:

@@ -313,7 +313,7 @@ SETTINGS = settings(
 
 
 def test_store_and_model_stay_in_step(redis_client: redis.Redis) -> None:
-    run_state_machine_as_test(machine(redis_client), settings=settings(SETTINGS, max_examples=60))
+    run_state_machine_as_test(machine(redis_client), settings=settings(SETTINGS, max_examples=40))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def test_no_time_left_is_not_no_limit(make_app, name, value):
             idempotent(**{name.lower(): value if value is not None else 0})
 
 
-@pytest.mark.parametrize("smallest", [{"LEASE": 0.001, "SKEW": 0, "MAX_PROCESSING": 0.001, "TTL": 0.002}, {"SKEW": 0}, {}])
+@pytest.mark.parametrize(
+    "smallest", [{"LEASE": 0.001, "SKEW": 0, "MAX_PROCESSING": 0.001, "TTL": 0.002}, {"SKEW": 0}, {}]
+)
 def test_every_key_has_an_end(make_app, effects, crowd, store, smallest):
     """F02: after any kind of request, and while one runs; a skew of nothing is a value too."""
     gate = crowd.gate()

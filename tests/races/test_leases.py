@@ -271,7 +271,7 @@ def test_a_record_that_vanishes_between_claim_and_reading(make_app, store):
         client = app.test_client()
         return [client.post("/orders", headers=headers) for _ in range(250)]
 
-    answers = sum(kit.together(*[many] * 4), [])
+    answers = [answer for each in kit.together(*[many] * 4) for answer in each]
     fresh = [answer for answer in answers if answer.status_code == 201 and kit.REPLAYED not in answer.headers]
     replayed = [answer for answer in answers if kit.REPLAYED in answer.headers]
     assert len(fresh) + len(replayed) + sum(answer.status_code == 409 for answer in answers) == 1000

@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 import urllib.parse
+from functools import partial
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_two_hosts_and_a_rolling_restart(redis_url):
     ):
         for number in range(50):
             name, key = f"pair {number}", kit.new_key()
-            pair = kit.together(*(lambda host=host: host.post(name, key) for host in (here, there)))
+            pair = kit.together(*(partial(host.post, name, key) for host in (here, there)))
             assert here.runs(name) == 1
             (first,) = (answer for answer in pair if answer.status == 201 and not answer.replayed)
             (other,) = (answer for answer in pair if answer is not first)

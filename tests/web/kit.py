@@ -274,7 +274,9 @@ def everything(client: "redis.Redis") -> bytes:
 # A view
 
 
-def add_orders(app: Flask, effects: Effects, rule: str = "/orders", *, gate: Gate | None = None, **keywords: Any) -> Flask:
+def add_orders(
+    app: Flask, effects: Effects, rule: str = "/orders", *, gate: Gate | None = None, **keywords: Any
+) -> Flask:
     """``POST`` at the rule: counts, waits at the gate, answers 201 with the number of the run."""
 
     @app.post(rule, endpoint=rule.strip("/").replace("/", "_"))

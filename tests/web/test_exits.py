@@ -190,7 +190,9 @@ def test_an_exception_that_a_handler_makes_an_answer_of(app, store, effects, sta
 # The view is through, and a later layer fails
 
 
-@pytest.mark.parametrize("place", ["after_request", "view's after_this_request", "teardown_request", "teardown_appcontext"])
+@pytest.mark.parametrize(
+    "place", ["after_request", "view's after_this_request", "teardown_request", "teardown_appcontext"]
+)
 def test_a_later_layer_that_fails_changes_nothing_that_is_kept(app, store, effects, propagates, place):
     """The client saw 500, and the order is made: the retry is told so. F04, F91"""
     broken = [True]

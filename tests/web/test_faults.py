@@ -5,9 +5,8 @@ import time
 import pytest
 import redis
 
-from tests.harness import CommandCounter, Proxy
-
 from flask_idempotent import idempotent
+from tests.harness import CommandCounter, Proxy
 
 from . import kit
 from .kit import keyed

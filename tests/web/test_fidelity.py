@@ -95,7 +95,14 @@ def test_no_content(make_app, effects):
 
 
 def test_repeated_headers_in_order(make_app, effects):
-    pairs = [("Link", "<a>; rel=x"), ("X-One", "1"), ("Link", "<b>; rel=y"), ("X-One", "2"), ("x-one", "3"), ("ETag", '"v1"')]
+    pairs = [
+        ("Link", "<a>; rel=x"),
+        ("X-One", "1"),
+        ("Link", "<b>; rel=y"),
+        ("X-One", "2"),
+        ("x-one", "3"),
+        ("ETag", '"v1"'),
+    ]
 
     def make():
         response = Response("ok")
@@ -167,7 +174,7 @@ def test_vary_without_origin(make_app, effects, vary, kept):
 
 def test_a_wrong_length_is_not_repeated(make_app, effects):
     """F52"""
-    first, second = twice(make_app(), counted(effects, lambda: ("four", 200, {"Content-Length": "5"})))
+    _, second = twice(make_app(), counted(effects, lambda: ("four", 200, {"Content-Length": "5"})))
     assert second.get_data() == b"four"
     assert second.headers.getlist("Content-Length") == ["4"]
 

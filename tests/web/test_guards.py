@@ -230,7 +230,9 @@ GUARDS = [
 ]
 
 
-@pytest.fixture(params=[(guard, when) for guard in GUARDS for when in ("before", "after")], ids=lambda p: f"{p[0].__name__}-{p[1]}")
+@pytest.fixture(
+    params=[(guard, when) for guard in GUARDS for when in ("before", "after")], ids=lambda p: f"{p[0].__name__}-{p[1]}"
+)
 def guarded(request, redis_url, effects):
     """F36: each guard, with the extension registered before and after it."""
     make, when = request.param
@@ -290,7 +292,7 @@ def test_a_refreshed_jwt_with_a_loader_is_the_same_caller(redis_url, effects):
 def test_a_guard_below_the_mark_fails_closed_for_others(redis_url, effects):
     """Documented wrong: a guard inside. A replay comes before it, so the caller must be known without it."""
     idem, app = Idempotent(), kit.bare_app(redis_url)
-    guard, sign_in, ready = basic_in_a_decorator(app, idem)
+    guard, sign_in, _ = basic_in_a_decorator(app, idem)
     idem.init_app(app)
     app.post("/orders", endpoint="orders")(idempotent(guard(kit.answering(effects, ("made", 201)))))
     guarded, key = Guarded(app, effects, sign_in), kit.new_key()

@@ -81,7 +81,11 @@ def test_nothing_happened(make_app, effects, store):
 def test_too_large_to_keep(make_app, effects):
     """4.5: the first client gets all; a repeat hears that it is done, and where to look."""
     app = make_app(MAX_BODY=1000, INLINE_BODY=1000)
-    answers = {"fits": ("x" * 1000, 201), "large": ("x" * 1001, 201, {"Location": "/large/1"}), "mute": ("x" * 2000, 402)}
+    answers = {
+        "fits": ("x" * 1000, 201),
+        "large": ("x" * 1001, 201, {"Location": "/large/1"}),
+        "mute": ("x" * 2000, 402),
+    }
     client = app.test_client()
     for name, answer in answers.items():
         app.add_url_rule(f"/{name}", name, idempotent(kit.answering(effects, answer)), methods=["POST"])

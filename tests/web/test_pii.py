@@ -1,4 +1,4 @@
-"""What is kept about a person: encrypted in Redis, readable as long as its key is there, never a reason to run again."""
+"""What is kept about a person: encrypted in Redis, readable while its key is there, never a reason to run again."""
 
 import base64
 
@@ -148,7 +148,7 @@ def test_bad_keys_do_not_start_and_are_not_printed(make_app, keys):
 
 
 def test_hmac_fingerprints_rotate(make_app, effects, store):
-    """3.4: with keys the fingerprint is no plain hash; a rotated key still compares, and an unknown one is not a 422."""
+    """3.4: a rotated key still compares, and a fingerprint under an unknown one is not a 422."""
     old, new = "old-secret-0123456789", "new-secret-0123456789"
     headers = keyed()
 

@@ -79,7 +79,9 @@ def test_a_handler_of_the_blueprint(redis_url, effects, when, cls):
 
 
 @when
-@pytest.mark.parametrize("what", [HTTPException, Exception, UnprocessableEntity, NotFound, Conflict, 404, 409, 422, 400])
+@pytest.mark.parametrize(
+    "what", [HTTPException, Exception, UnprocessableEntity, NotFound, Conflict, 404, 409, 422, 400]
+)
 def test_a_handler_for_something_else_does_not_restyle(redis_url, effects, when, what):
     app = build(redis_url, effects, when, lambda app: app.register_error_handler(what, foreign))
     kit.assert_problem(mismatch(app), "mismatch")

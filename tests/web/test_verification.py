@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import redis
 from flask import Blueprint, Flask, current_app
 from flask.cli import FlaskGroup
 from flask.views import MethodView
@@ -252,8 +253,8 @@ def test_a_bad_keyword_stops_the_import(keywords):
 
 def test_a_client_that_decodes_is_refused(redis_url):
     """F76"""
-    import redis
-
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        with pytest.raises(ConfigurationError, match="decode_responses"):
-            kit.make_app(redis_url, client=client)
+    with (
+        redis.Redis.from_url(redis_url, decode_responses=True) as client,
+        pytest.raises(ConfigurationError, match="decode_responses"),
+    ):
+        kit.make_app(redis_url, client=client)

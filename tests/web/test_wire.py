@@ -176,7 +176,9 @@ def test_the_404_is_the_same_to_the_byte_whatever_the_record_holds(make_app, cro
         client.post(f"/{name}", headers=headers[name])
     expired = kit.until(lambda: client.post("/expired", headers=headers["expired"]), differs_from=201)
     kit.assert_problem(expired, "expired-key")
-    kit.assert_problem(client.post("/large", headers=headers["large"]), "response-unavailable", more={"original_status"})
+    kit.assert_problem(
+        client.post("/large", headers=headers["large"]), "response-unavailable", more={"original_status"}
+    )
     states = {record["state"] for record in kit.records(store)}
     assert states == {b"in_progress", b"succeeded", b"failed", b"released"}
 
