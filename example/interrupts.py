@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 __all__ = ["Interrupted", "Interrupts"]
 
@@ -22,37 +22,36 @@ class Interrupted(Exception):
         self.signum = signum
 
 
-@dataclass(frozen=True, slots=True)
-class _Done(Generic[T]):
-    result: T
-
-
 class Interrupts:
-    """Catches the signals that end a program. An exception out of a signal's handler could come anywhere, also where
-    Python drops it; here the work is done in a thread, and the main thread waits for it or for a signal.
+    """Catches the signals that end a program, for the main thread of one with many threads.
+
+    The system may hand a signal to any of them, and the main thread, which has to act on it, sleeps on. So it sleeps on
+    a socket here, to which Python writes the number of each signal; the work is done in a thread.
     """
 
     def __init__(self) -> None:
-        self._events: SimpleQueue[object] = SimpleQueue()  # the one queue that a handler may use
+        self._news, self._teller = socket.socketpair()
+        self._teller.setblocking(False)
+        signal.set_wakeup_fd(self._teller.fileno())
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, lambda number, frame: self._events.put(Interrupted(signal.Signals(number))))
+            signal.signal(signum, lambda number, frame: None)
 
     def wait_for(self, work: Callable[[], T]) -> T:
         """Do some work and return its result.
 
         :raises Interrupted: a signal came first; the work is left behind.
         """
+        future: Future[T] = Future()
 
         def do() -> None:
             try:
-                self._events.put(_Done(work()))
+                future.set_result(work())
             except BaseException as error:
-                self._events.put(error)
+                future.set_exception(error)
+            self._teller.send(b"\0")
 
         threading.Thread(target=do, daemon=True).start()
-        event = self._events.get()
-        if isinstance(event, BaseException):
-            raise event
-        assert isinstance(event, _Done)
-        result: T = event.result
-        return result
+        number = self._news.recv(1)[0]
+        if number:
+            raise Interrupted(signal.Signals(number))
+        return future.result()

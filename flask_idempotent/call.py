@@ -48,7 +48,7 @@ class Call:
     own_status: int | None = None
     #: The view said that its effect did not happen.
     nothing_happened: bool = False
-    #: The kept answer that takes the place of the view's.
+    #: The answer that takes the place of the view's, whatever is made of it above: a kept one, or a refusal.
     replay: Response | None = field(default=None, repr=False)
     #: Why the request was not let through.
     refusal: IdempotencyError | None = field(default=None, repr=False)

@@ -8,6 +8,7 @@ Both read what the guard of this request has verified, never the header itself::
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ __all__ = ["HTTPAuthObject", "httpauth_user", "jwt_identity"]
 class HTTPAuthObject(Protocol):
     """What Flask-HTTPAuth's ``HTTPBasicAuth``, ``HTTPDigestAuth``, ``HTTPTokenAuth`` and ``MultiAuth`` share."""
 
+    #: A method; APIFlask's own versions of these classes make a property of it.
+    @property
     def current_user(self) -> object: ...
 
 
@@ -57,13 +60,14 @@ def httpauth_user(auth: HTTPAuthObject) -> Callable[[], str | int | UUID | None]
     let ``verify_token`` return an identifier (``True`` names nobody, so that all callers would be anonymous), or write
     a ``principal_loader`` like ``lambda: auth.current_user().id``.
 
-    :param auth: an ``HTTPBasicAuth``, ``HTTPDigestAuth``, ``HTTPTokenAuth`` or ``MultiAuth``.
+    :param auth: an ``HTTPBasicAuth``, ``HTTPDigestAuth``, ``HTTPTokenAuth`` or ``MultiAuth``, APIFlask's too.
     :returns: a loader. It gives ``None`` where nobody was verified, and raises ``ConfigurationError`` where somebody
         was whose identifier it can't find.
     """
 
     def httpauth_user_loader() -> str | int | UUID | None:
-        user = auth.current_user()
+        found = auth.current_user
+        user: object = found() if inspect.ismethod(found) else found
         if user is None or user is False:  # no guard ran, or an optional one found nobody
             return None
         text = plain_text(user) or _verified_name(auth)

@@ -72,8 +72,8 @@ def _about_partitions(dialect: str, days: Sequence[datetime.date]) -> Iterator[s
     yield f"idempotency_responses has a partition for each day on which answers expire: {days[0]} to {days[-1]},"
     yield f"which lasts for {AHEAD} days with the default IDEMPOTENT_TTL of {ttl // datetime.timedelta(hours=1)} hours."
     yield "An answer without a partition is not committed, and its work is rolled back: make them ahead, for as many"
-    yield "days as the longest ttl of a route, and a week more. There is no default partition on purpose: its rows could"
-    yield "not be dropped by day. The next one is:"
+    yield "days as the longest ttl of a route, and a week more. There is no default partition on purpose: its rows"
+    yield "could not be dropped by day. The next one is:"
     following = days[-1] + DAY
     if dialect == "postgresql":
         yield f"    {_create_partition(following)}"

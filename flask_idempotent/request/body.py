@@ -82,15 +82,20 @@ def read(request: Request) -> bytes:
     :raises ConfigurationError: something earlier in the request has consumed the stream. Without the body every
         request would look the same.
     """
+    used = _stream_was_used(request)
     # Not cached: with a cached body request.data would hold forms too, and a limit that the view sets would be late.
     data = request.get_data(cache=False)
-    if data:
-        _put_back(request, data)
-    elif request.content_length or ("form" in request.__dict__ and (request.form or request.files)):
+    if not data and (
+        used or request.content_length or ("form" in request.__dict__ and (request.form or request.files))
+    ):
         raise ConfigurationError(
             "The request body was consumed before @idempotent could read it. Let the hook or guard that reads "
             "request.stream use request.get_data() instead, or state fields=False or a callable for this view."
         )
+    if _goes_on(request, data):
+        raise RequestEntityTooLarge()
+    if data or "wsgi.input_terminated" in request.environ:  # else what the server's input holds is not ours to know
+        _put_back(request, data)
     return data
 
 
@@ -113,7 +118,14 @@ def read_body(request: Request, *, ignored: Collection[str] = ()) -> Body:
         parsed = "form" in request.__dict__
         length = request.content_length
         if parsed or (kind == "multipart" and (length is None or length > SMALL_UPLOAD)):
-            return Body(kind, form=_form(request.form, request.files, ignored))
+            if request.form or request.files:
+                return Body(kind, form=_form(request.form, request.files, ignored))
+            # Where no parts were found (there was no boundary, say) the stream may be as it came.
+            data = request.get_data(cache=False)
+            if not data:
+                return Body(kind, form=Form([], []))
+            _put_back(request, data)
+            return Body("raw", data)
         data = read(request)
         form = _parse(data, request, ignored) if data else None
         return Body("raw", data) if form is None else Body(kind, data, form=form)
@@ -131,6 +143,23 @@ def put_back_cached(request: Request) -> None:
     cached = request.__dict__.get("_cached_data")  # asking get_data() would read a stream that nobody has read yet
     if isinstance(cached, bytes) and cached:
         _put_back(request, cached)
+
+
+def _stream_was_used(request: Request) -> bool:
+    """Whether somebody asked for the stream of a body without a length: read, it looks like an empty one."""
+    return (
+        request.content_length is None
+        and {"HTTP_TRANSFER_ENCODING", "wsgi.input_terminated"} <= request.environ.keys()
+        and "stream" in request.__dict__
+        and not {"form", "_cached_data"} & request.__dict__.keys()
+    )
+
+
+def _goes_on(request: Request, data: bytes) -> bool:
+    """Whether a body without a length was cut off at the app's limit: Werkzeug's stream ends there without an error."""
+    if request.content_length is not None or not data or len(data) != request.max_content_length:
+        return False
+    return bool(request.environ["wsgi.input"].read(1))
 
 
 def _put_back(request: Request, data: bytes) -> None:

@@ -30,7 +30,8 @@ __all__ = ["Tables", "add_tables", "now_ms"]
 #: Defaults are SQL text: Alembic takes a plain empty string for no default, and would find a difference for ever.
 EMPTY = text("''")
 #: A table of an engine without transactions would keep the key of work that was rolled back.
-OPTIONS = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+PARTITIONED: dict[str, Any] = {**OPTIONS, "postgresql_partition_by": "RANGE (expires_day)"}
 
 
 class now_ms(FunctionElement[int]):
@@ -140,8 +141,7 @@ def add_tables(metadata: MetaData, *, partitioned: bool = False) -> Tables:
         Column("body", _bytes(), nullable=False),
         Column("kind", _digest(16), nullable=False),
         Column("cipher", _digest(16), nullable=False, server_default=EMPTY),
-        **OPTIONS,
-        **({"postgresql_partition_by": "RANGE (expires_day)"} if partitioned else {}),
+        **(PARTITIONED if partitioned else OPTIONS),
     )
     steps = Table(
         "idempotency_steps",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hmac
 import logging
 import random
 import time
@@ -13,16 +12,14 @@ from typing import Any, TypeVar
 from sqlalchemy.engine import Connection, Engine, Row
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from ..errors import ConfigurationError, StoreUnavailable, UnreadableRecord
+from ..errors import ConfigurationError, StoreUnavailable
 from ..records import (
     FINISHED,
-    FORMAT,
     Claim,
     ClaimReply,
     Completed,
     Completion,
     CompletionReply,
-    Fingerprint,
     KeptResponse,
     Record,
     Scope,
@@ -32,6 +29,7 @@ from ..records import (
 from .base import NotCommitted, Released
 from .faults import Fault, fault_of
 from .models import Tables
+from .rows import Rows, away, key_of
 from .statements import Statements
 from .transaction import OuterEnded, Transaction, shared
 
@@ -59,8 +57,8 @@ class SqlStore:
     """
 
     def __init__(self, engine: Callable[[], Engine], tables: Tables) -> None:
-        self._engine = engine
         self._sql = Statements(tables)
+        self._rows = Rows(engine, self._sql)
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
@@ -86,10 +84,10 @@ class SqlStore:
                     time.sleep(random.uniform(0.005, 0.02) * 2**attempt)
                     continue
                 transaction.discard()
-                raise _away(error) from error
+                raise away(error) from error
             except SQLAlchemyError as error:
                 transaction.discard()
-                raise _away(error) from error
+                raise away(error) from error
             if reply is not None:
                 if reply.verdict is not Verdict.CLAIMED:
                     transaction.close()
@@ -135,7 +133,7 @@ class SqlStore:
             left = self._left_behind(claim, transaction)
         except SQLAlchemyError as error:
             transaction.discard()
-            raise _away(error) from error
+            raise away(error) from error
         transaction.close()
         if left:
             _tell_ended(claim)
@@ -144,16 +142,16 @@ class SqlStore:
         return Released.RELEASED
 
     def read(self, scope: Scope) -> Record | None:
-        return self._fresh(lambda connection: self._read(connection, scope))
+        return self._rows.read(scope)
 
     def judge(self, claim: Claim) -> ClaimReply | None:
         """What the committed row says to a claim, without claiming. ``None`` where it would be free."""
 
         def look(connection: Connection) -> ClaimReply | None:
-            row = connection.execute(self._sql.row, _key(claim.scope)).one_or_none()
+            row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
             return None if row is None else self._verdict(connection, claim, row)
 
-        return self._fresh(look)
+        return self._rows.fresh(look)
 
     # -- claim -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +175,7 @@ class SqlStore:
             return reply, None
         transaction.rollback()
         connection = transaction.begin()
-        row = connection.execute(self._sql.row, _key(claim.scope)).one_or_none()
+        row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
         if row is None:
             transaction.rollback()
             held = ClaimReply(Verdict.IN_PROGRESS, wait_ms=1000) if connection.dialect.name == "postgresql" else None
@@ -193,8 +191,8 @@ class SqlStore:
             _begin_immediate(connection)
         if old is not None:
             # A statement that takes the row away would wait for another that is at it.
-            connection.execute(self._sql.row_alone, _key(claim.scope))
-            key = _key(claim.scope)
+            connection.execute(self._sql.row_alone, key_of(claim.scope))
+            key = key_of(claim.scope)
             gone = connection.execute(
                 self._sql.drop,
                 {**key, "p_token": old.claim_token, "p_version": old.lock_version, "p_status": old.status},
@@ -204,7 +202,7 @@ class SqlStore:
             connection.execute(self._sql.drop_answer, key)
         elif dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False):
             # MySQL can't bound one INSERT's wait; a row that is open already is found without waiting.
-            connection.execute(self._sql.row_alone, _key(claim.scope))
+            connection.execute(self._sql.row_alone, key_of(claim.scope))
         fingerprint = claim.fingerprints[0]
         # An attempt of the same key's life, not of an expired one.
         former = old if old is not None and old.status == State.RELEASED.value else None
@@ -229,30 +227,15 @@ class SqlStore:
             _without_waiting(connection, statement, parameters)
         else:
             connection.execute(statement, parameters)
-        return connection.execute(self._sql.claimed, _key(claim.scope)).one()
+        return connection.execute(self._sql.claimed, key_of(claim.scope)).one()
 
     def _verdict(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
-        """What a committed row says; ``None`` where it may be replaced. Identity, fingerprint, state, in this order."""
-        if str(row.format) != FORMAT:
-            log.error(
-                "row %s has the stored format %s, this version reads %s", claim.scope.digest[:12], row.format, FORMAT
-            )
-            raise UnreadableRecord()
-        state = State(row.status)
-        same_owner = _equal(row.principal, claim.principal) and _equal(row.binding, claim.binding)
-        if state in FINISHED and row.expires_at is not None and row.expires_at <= row.now:
-            if (row.tombstone_until or 0) > row.now:
-                return ClaimReply(Verdict.EXPIRED) if same_owner else ClaimReply(Verdict.FOREIGN, confirmed=True)
+        """What a committed row says; ``None`` where it may be replaced."""
+        if self._rows.is_over(claim, row):
             return None
-        if not same_owner:
-            return ClaimReply(Verdict.FOREIGN, confirmed=True)
-        known = [fingerprint.value for fingerprint in claim.fingerprints if fingerprint.recipe == row.recipe]
-        if known and not _equal(known[0], row.request_hash):
-            return ClaimReply(Verdict.MISMATCH, confirmed=True)
-        if state in FINISHED:
-            return ClaimReply(Verdict.REPLAY, comparable=bool(known), record=self._record(connection, row))
-        if state is State.RELEASED:
-            return None
+        reply = self._rows.screen(connection, claim, row)
+        if reply is not None or row.status == State.RELEASED.value:
+            return reply
         # A row in progress that can be seen was committed by the view itself, and then left: nobody knows what it did.
         return ClaimReply(Verdict.INDETERMINATE)
 
@@ -283,7 +266,7 @@ class SqlStore:
     def _left_behind(self, claim: Claim, transaction: Transaction) -> bool:
         """After a rollback: whether our row is there all the same, since the view ended the transaction itself."""
         connection = transaction.begin()
-        found = connection.execute(self._sql.ours, {**_key(claim.scope), "p_token": claim.token}).one_or_none()
+        found = connection.execute(self._sql.ours, {**key_of(claim.scope), "p_token": claim.token}).one_or_none()
         transaction.rollback()
         return found is not None
 
@@ -314,7 +297,7 @@ class SqlStore:
         """
         response: KeptResponse = values["response"]
         parameters = {
-            **_key(claim.scope),
+            **key_of(claim.scope),
             "p_token": claim.token,
             **{name: value for name, value in values.items() if name.startswith("v_")},
             "r_lock_version": values["version"],
@@ -357,7 +340,7 @@ class SqlStore:
         outcome is unknown."""
         _tell_ended(claim)
         try:
-            self._fresh(lambda connection: self._write(connection, claim, values, None))
+            self._rows.fresh(lambda connection: self._write(connection, claim, values, None))
         except (OuterEnded, StoreUnavailable) as error:
             self._mark_unknown(claim)
             raise NotCommitted(UNKNOWN) from error
@@ -366,78 +349,13 @@ class SqlStore:
     def _mark_unknown(self, claim: Claim) -> None:
         """The view's work may be there, without an answer. A row that is left in progress says the same."""
         try:
-            self._fresh(
+            self._rows.fresh(
                 lambda connection: connection.execute(
-                    self._sql.mark_unknown, {**_key(claim.scope), "p_token": claim.token}
+                    self._sql.mark_unknown, {**key_of(claim.scope), "p_token": claim.token}
                 )
             )
         except StoreUnavailable:
             log.error("record %s could not be marked as unknown; its row stays in progress", claim.scope.digest[:12])
-
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def _fresh(self, work: Callable[[Connection], T]) -> T:
-        """Some work in a short transaction on a connection of its own.
-
-        :raises StoreUnavailable: the database is away, or refused.
-        """
-        try:
-            with self._engine().begin() as connection:
-                return work(connection)
-        except SQLAlchemyError as error:
-            raise _away(error) from error
-
-    def _read(self, connection: Connection, scope: Scope) -> Record | None:
-        row = connection.execute(self._sql.row, _key(scope)).one_or_none()
-        return None if row is None else self._record(connection, row)
-
-    def _record(self, connection: Connection, row: Row[Any]) -> Record:
-        state = State(row.status)
-        response = None
-        if state in FINISHED:
-            kept = connection.execute(
-                self._sql.answer,
-                {
-                    "p_tenant": row.tenant_id,
-                    "p_endpoint": row.endpoint,
-                    "p_digest": row.key_digest,
-                    "p_version": row.lock_version,
-                },
-            ).one_or_none()
-            if kept is None:
-                # Its partition was dropped, or an operator deleted it: done, body not kept.
-                response = KeptResponse(row.response_code or 0, b"[]", b"", "none")
-            else:
-                response = KeptResponse(
-                    row.response_code or 0, bytes(kept.headers), bytes(kept.body), kept.kind, kept.cipher
-                )
-        return Record(
-            digest=row.key_digest,
-            state=state,
-            token=row.claim_token,
-            fence=row.lock_version,
-            attempt=row.attempt,
-            created_at=row.created_at,
-            locked_until=row.locked_until or 0,
-            fingerprint=Fingerprint(row.recipe, row.request_hash),
-            principal=row.principal,
-            binding=row.binding,
-            completed_at=row.completed_at or 0,
-            expires_at=row.expires_at or 0,
-            tombstone_until=row.tombstone_until or 0,
-            response=response,
-            context=bytes(row.context or b""),
-            reason=row.reason,
-            confirmed=True,
-        )
-
-
-def _key(scope: Scope) -> dict[str, str]:
-    return {"p_tenant": scope.tenant or "", "p_endpoint": scope.endpoint, "p_digest": scope.digest}
-
-
-def _equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
 
 
 def _begin_immediate(connection: Connection) -> None:
@@ -459,18 +377,6 @@ def _without_waiting(connection: Connection, statement: Any, parameters: Mapping
     values = compiled.construct_params(dict(parameters))
     given: Any = tuple(values[name] for name in compiled.positiontup) if compiled.positional else values
     connection.exec_driver_sql(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {compiled}", given)
-
-
-def _away(error: SQLAlchemyError) -> StoreUnavailable:
-    # The class only: a database's error text repeats what was sent.
-    original = getattr(error, "orig", None)
-    log.error(
-        "the database did not do what was asked: %s %s%s",
-        type(error).__name__,
-        type(original).__name__ if original is not None else "",
-        " (are the tables there? see `flask idempotent ddl`)" if "idempotency_" in str(original) else "",
-    )
-    return StoreUnavailable()
 
 
 def _tell_ended(claim: Claim) -> None:

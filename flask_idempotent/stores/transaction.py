@@ -19,7 +19,7 @@ __all__ = ["WRITTEN", "OuterEnded", "Transaction", "shared"]
 
 log = logging.getLogger("flask_idempotent")
 
-#: In ``session.info``: work was flushed since the last commit.
+#: In ``session.info``: the nested transactions (``None`` for the outer one) whose work was flushed since their last commit.
 WRITTEN = "flask_idempotent.written"
 
 #: Set right behind the key's row. It is gone when somebody ended the transaction around it.
@@ -86,7 +86,7 @@ class Transaction:
     def part(self) -> None:
         """End what the sessions left open: work that was flushed and never committed goes, as it would without us."""
         for session in list(self._joined):
-            if session.info.pop(WRITTEN, False):
+            if session.info.pop(WRITTEN, None):
                 log.warning("a durable view flushed work that it never committed: nothing of that is kept")
             try:
                 session.rollback()

@@ -24,7 +24,7 @@ from .outcome import Fate, Outcome, decide, without_answer
 from .problems import own_handler, problem_response
 from .routes import Declaration, Routes
 from .session import SharedSession
-from .views import Deliver, Mark
+from .views import Deliver, Mark, chain_of
 
 __all__ = ["Protection"]
 
@@ -108,7 +108,7 @@ class Protection:
         """
         call: Call | None = request.environ.get(ENVIRON_KEY)
         if call is not None and call.mark is not mark and not call.entered:
-            if mark.declared:
+            if mark.declared or mark is self.routes.class_mark(request.endpoint or ""):
                 return None  # a nearer mark is inside, and stands below the guards
             call = None  # another view's, which was never reached
         if call is None:
@@ -118,18 +118,19 @@ class Protection:
         if call.entered:
             self._forbid_two_keys(call, mark)
             return None
-        quiet = self._takes_errors_for_its_own()
+        returned = self._takes_errors_for_its_own() or self._needs_a_returned_answer()
         try:
             replay = self._enter(call)
         except IdempotencyError as error:
-            if quiet:
-                return problem_response(error, self.settings.docs_url)
-            raise
+            if not returned:
+                raise
+            call.replay = self._refusal_response(error)
+            return call.replay
         if replay is None:
             return call
         call.replay = replay
         deliver = Deliver(replay)
-        if quiet or current_app.trap_http_exception(deliver):
+        if returned or current_app.trap_http_exception(deliver):
             return replay
         raise deliver
 
@@ -180,6 +181,13 @@ class Protection:
         view = self._app.view_functions.get(request.endpoint or "")
         bases = getattr(getattr(view, "view_class", None), "__mro__", ())
         return any(base.__module__.partition(".")[0] in ("flask_restx", "flask_restful") for base in bases)
+
+    def _needs_a_returned_answer(self) -> bool:
+        """Whether ``@cross_origin`` stands above the mark: it adds its headers to what is returned, and sees no error."""
+        view = self._app.view_functions.get(request.endpoint or "")
+        handler = getattr(getattr(view, "view_class", None), request.method.lower(), None)
+        functions = (*chain_of(view), *chain_of(handler))
+        return any(getattr(each, "__globals__", {}).get("__name__") == "flask_cors.decorator" for each in functions)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -280,11 +288,20 @@ class Protection:
         return response if refused else answer
 
     def _restored_refusal(self, error: IdempotencyError, response: Response) -> Response:
-        """Our refusal, where no handler of the app's answered it: some frameworks make an answer of their own of every
-        error, and a decorator may swallow it."""
-        if own_handler(self._app, error) or response.mimetype == "application/problem+json":
+        """Our refusal, where no handler of ours or of the app's answered it: some frameworks make an answer of their own
+        of every error, and a decorator may swallow it."""
+        if response.mimetype == "application/problem+json":
             return response
-        return self._unless_refused(response, problem_response(error, self.settings.docs_url))
+        if own_handler(self._app, error) and _reached_flask(error) and not self._takes_errors_for_its_own():
+            return response
+        return self._unless_refused(response, self._refusal_response(error))
+
+    def _refusal_response(self, error: IdempotencyError) -> Response:
+        """The app's own answer to a refusal, where it has one; else ours."""
+        handler = own_handler(self._app, error)
+        if handler is None:
+            return problem_response(error, self.settings.docs_url)
+        return self._app.make_response(self._app.ensure_sync(handler)(error))
 
     def _answer_error(self, error: Exception) -> Response:
         """What completion answers instead of raising: a raised error would run every after-request hook twice."""
@@ -323,3 +340,9 @@ class Protection:
                 "Name the caller with @idem.principal_loader"
             )
         self._verified = True
+
+
+def _reached_flask(error: IdempotencyError) -> bool:
+    """Whether the error came as far as Flask's own error handling: a decorator that swallowed it ends its traceback."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "flask.app"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,11 @@ class Routes:
         found = self._find(endpoint)
         return found.by_method.get(method, found.mark) if found.by_method else found.mark
 
+    def class_mark(self, endpoint: str) -> Mark | None:
+        """The mark around a class-based view some of whose methods have nearer marks of their own."""
+        found = self._find(endpoint)
+        return found.mark if found.by_method else None
+
     def bind(self, mark: Mark, endpoint: str) -> Bound:
         """A mark's policy for one endpoint.
 
@@ -164,16 +169,17 @@ class Routes:
         count = len(self._declarations)
         if view is None:
             return Found(view, count)
-        mark = next(marks_on(view), None)
+        mark = next(marks_on(view), None) or _mark_on_dispatch(view)
         by_method = dict(_marks_of_class(view))
         if mark is not None and not mark.declared:
             return Found(view, count, mark, by_method)
         declaration = self._nearest(endpoint)
-        if declaration is None or not self._methods(endpoint) & declaration.mark.keywords.methods:
+        declared = self._methods(endpoint) & declaration.mark.keywords.methods if declaration is not None else set()
+        if declaration is None or not declared - by_method.keys():
             return Found(view, count, None, by_method)
         if mark is not declaration.mark:
             if not declaration.guarded_by_hooks:
-                _require_bare(endpoint, view)
+                _require_bare(endpoint, view, declared - by_method.keys())
             view = protect_view(view, declaration.mark)
             self._app.view_functions[endpoint] = view
         return Found(view, count, declaration.mark, by_method)
@@ -220,7 +226,12 @@ def _marks_of_class(view: Callable[..., Any]) -> Iterator[tuple[str, Mark]]:
             yield method.upper(), mark
 
 
-def _view_class(view: Callable[..., Any]) -> type | None:
+def _mark_on_dispatch(view: Callable[..., Any]) -> Mark | None:
+    """The mark on the one method of a class-based view that answers all HTTP methods."""
+    return next(marks_on(getattr(_view_class(view), "dispatch_request", None)), None)
+
+
+def _view_class(view: Callable[..., Any] | None) -> type | None:
     for function in chain_of(view):
         view_class = getattr(function, "view_class", None)
         if isinstance(view_class, type):
@@ -236,16 +247,33 @@ def _reach(found: Found, methods: set[str]) -> Iterator[tuple[Mark, set[str]]]:
         yield mark, {method} & methods
 
 
-def _require_bare(endpoint: str, view: Callable[..., Any]) -> None:
+def _require_bare(endpoint: str, view: Callable[..., Any], methods: set[str]) -> None:
     """A declared protection stands around all that was registered: a guard inside would be asked too late."""
-    view_class = _view_class(view)
-    handlers = [getattr(view_class, method.lower(), None) for method in getattr(view_class, "methods", None) or ()]
-    if any(hasattr(part, "__wrapped__") for part in (view, *handlers)) or getattr(view_class, "decorators", None):
+    if _decorated(view, methods) or getattr(_view_class(view), "decorators", None):
         raise ConfigurationError(
             f"view {endpoint!r} is decorated, and protect() would stand outside of its decorators: a replay would come "
             "before a guard among them. Put @idempotent on the view itself, below its guards; or, if all its guards "
             "are hooks, say so with protect(..., guards='hooks')"
         )
+
+
+def _handlers(view: Callable[..., Any] | None, methods: Iterable[str]) -> list[Callable[..., Any]]:
+    """What a class-based view has for these HTTP methods, and around them; of any other view nothing."""
+    view_class = _view_class(view)
+    if view_class is None:
+        return []
+    around = getattr(view_class, "method_decorators", None) or ()  # of Flask-RESTful and Flask-RESTX
+    if isinstance(around, Mapping):
+        around = [decorator for decorators in around.values() for decorator in decorators]
+    names = ("dispatch_request", *(method.lower() for method in methods))
+    return [*around, *(getattr(view_class, name) for name in names if hasattr(view_class, name))]
+
+
+def _decorated(view: Callable[..., Any], methods: Iterable[str]) -> bool:
+    view_class = _view_class(view)
+    return bool(getattr(view_class, "method_decorators", None)) or any(
+        hasattr(part, "__wrapped__") for part in (view, *_handlers(view, methods))
+    )
 
 
 def _unreached(served: dict[Mark, set[str]]) -> list[str]:
@@ -274,9 +302,11 @@ def _below(mark: Mark) -> tuple[list[str], list[str]]:
     """Decorators between a mark and its view. A guard there would be asked after a replay was given."""
     wrong: list[str] = []
     doubtful: list[str] = []
-    if mark.declared or mark.view is None or not hasattr(mark.view, "__wrapped__"):
+    if mark.declared or mark.view is None or not _decorated(mark.view, mark.keywords.methods):
         return wrong, doubtful
-    modules = [getattr(function, "__globals__", {}).get("__name__", "") for function in chain_of(mark.view)]
+    below = [mark.view, *_handlers(mark.view, mark.keywords.methods)]
+    functions = [function for part in below for function in chain_of(part)]
+    modules = [getattr(function, "__globals__", {}).get("__name__", "") for function in functions]
     guards = sorted({guard for guard in GUARDS for module in modules if f"{module}.".startswith(f"{guard}.")})
     if guards:
         wrong.append(

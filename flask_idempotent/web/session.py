@@ -101,7 +101,7 @@ def _join_class(db: SQLAlchemy) -> None:
             writes = self._flushing or getattr(clause, "is_dml", False)
             if engine is transaction.engine:
                 if writes:
-                    self.info[WRITTEN] = True
+                    self.info.setdefault(WRITTEN, set()).add(self.get_nested_transaction())
                 return transaction.join(self)
             if writes:
                 raise ConfigurationError(
@@ -128,9 +128,18 @@ def _current_transaction() -> Transaction | None:
 
 
 def _committed(session: Session) -> None:
-    if not session.in_nested_transaction():
+    nested = session.get_nested_transaction()
+    if nested is None:
         session.info.pop(WRITTEN, None)
+    elif nested in session.info.get(WRITTEN, ()):
+        parent = nested.parent
+        session.info[WRITTEN].remove(nested)
+        session.info[WRITTEN].add(parent if parent is not None and parent.nested else None)
 
 
 def _rolled_back(session: Session) -> None:
-    session.info.pop(WRITTEN, None)
+    nested = session.get_nested_transaction()
+    if nested is None:
+        session.info.pop(WRITTEN, None)
+    else:
+        session.info.get(WRITTEN, set()).discard(nested)

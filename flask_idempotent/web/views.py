@@ -124,7 +124,7 @@ def protect_view(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
     return wrapper
 
 
-def marks_on(view: Callable[..., Any]) -> Iterator[Mark]:
+def marks_on(view: Callable[..., Any] | None) -> Iterator[Mark]:
     """The marks on a view and on what it wraps, outermost first."""
     seen: set[int] = set()
     for function in chain_of(view):

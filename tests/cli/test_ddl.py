@@ -207,6 +207,8 @@ def declared() -> tuple[sa.MetaData, Tables]:
 def test_partitioned_tables_are_the_declared_ones(partitioned: tuple[str, str]) -> None:
     url, _ = partitioned
     assert differences(url, declared()[0]) == []
+    add_tables(unpartitioned := sa.MetaData())  # what `init_app` adds; Alembic doesn't compare primary keys
+    assert differences(url, unpartitioned) == []
     assert described(url)["idempotency_responses"]["key"] == ["tenant_id", "endpoint", "key_digest", "expires_day"]
     assert described(url)["idempotency_keys"]["key"] == ["tenant_id", "endpoint", "key_digest"]
 
@@ -231,9 +233,7 @@ def test_a_partition_can_be_dropped(partitioned: tuple[str, str]) -> None:
     _, *drop = examples(text)
     with connected(url) as connection:
         for ahead in range(2):
-            connection.execute(
-                sa.insert(tables.responses).values(an_answer(expires_day=TODAY + timedelta(days=ahead)))
-            )
+            connection.execute(sa.insert(tables.responses).values(an_answer(expires_day=TODAY + timedelta(days=ahead))))
         for statement in drop:
             connection.exec_driver_sql(statement)
         assert connection.scalars(sa.select(tables.responses.c.expires_day)).all() == [TODAY + timedelta(days=1)]
@@ -289,7 +289,8 @@ def test_a_durable_route_works_on_partitions(partitioned: tuple[str, str], redis
         assert_replay(first, client.post("/orders", json={}, headers=headers))
         assert client.post("/orders", json={"another": 1}, headers=headers).status_code == 422
         # An answer whose partition is gone: done, and nothing runs again.
-        day = (datetime.datetime.now(datetime.timezone.utc) + timedelta(hours=48)).date()
+        with connected(url) as connection:
+            day = connection.scalar(sa.select(declared()[1].keys.c.expires_day))
         if url.startswith("postgresql"):
             run(url, [f"DROP TABLE idempotency_responses_p{day:%Y%m%d}"])
         else:

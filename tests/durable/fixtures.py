@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 
-from .kit import Shop
+from tests import servers
 
-__all__ = ["make_shop", "shop"]
+from .kit import Shop, empty_tables
+
+__all__ = ["database_url", "make_shop", "shop"]
+
+
+@pytest.fixture(params=servers.DATABASES)
+def database_url(request: pytest.FixtureRequest) -> str:
+    """SQLAlchemy URL of an empty database, once for each kind. Tables stay from test to test, since their making takes
+    longer than a test."""
+    url: str = request.getfixturevalue(servers.DATABASES[request.param])
+    empty_tables(url)
+    return url
 
 
 @pytest.fixture

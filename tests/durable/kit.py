@@ -31,7 +31,9 @@ MANY = {"pool_size": 5, "max_overflow": 10}
 class Shop:
     """An app, its database, and what the world sees of both.
 
+    :param db: a Flask-SQLAlchemy object that another shop has; ``add_models`` where this is its first.
     :param engine_options: of the app's engine; the default is a single connection.
+    :param protect: ``False`` where the test calls `protect` itself.
     :param settings: ``IDEMPOTENT_`` keys without their prefix.
     """
 
@@ -46,13 +48,14 @@ class Shop:
         engine_options: "dict[str, Any] | None" = None,
         config: "dict[str, Any] | None" = None,
         protect: bool = True,
+        add_models: bool = False,
         **settings: Any,
     ) -> None:
         self.url = database_url
         self.db = db or SQLAlchemy()
         self.runs = 0
         self.gate: "kit.Gate | None" = None
-        self.outside = sa.create_engine(database_url, poolclass=sa.NullPool)
+        self.outside = sa.create_engine(database_url, pool_size=1)
         self.redis = redis.Redis.from_url(redis_url)
         self.app = kit.bare_app(redis_url, name, config=config, RATE_LIMIT=None, **{**kit.SHORT, **settings})
         options = dict(ONE if engine_options is None else engine_options)
@@ -62,7 +65,7 @@ class Shop:
         self.idem = idem or Idempotent()
         self.idem.principal_loader(lambda: request.headers.get("X-User"))
         self.alone = options.get("pool_size") == 1
-        if db is None:
+        if db is None or add_models:
             _add_models(self.db)
         self.Order: Any = self.db.Order  # type: ignore[attr-defined]
         self.Coupon: Any = self.db.Coupon  # type: ignore[attr-defined]
@@ -261,3 +264,12 @@ def _add_models(db: SQLAlchemy) -> None:
     db.Order, db.Coupon = Order, Coupon  # type: ignore[attr-defined]
 
 
+
+
+def empty_tables(url: str) -> None:
+    """Delete every row of every table."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        for table in sa.inspect(connection).get_table_names():
+            connection.execute(sa.text(f"DELETE FROM {table}"))
+    engine.dispose()

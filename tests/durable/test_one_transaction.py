@@ -196,15 +196,17 @@ ways = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
 @ways
-def test_a_view_that_answers(shop, way):
+def test_a_view_that_answers(shop, way, caplog):
     add_view(shop, way, answer)
     post = shop.poster()
-    first = post()
+    with caplog.at_level(logging.WARNING, "flask_idempotent"):
+        first = post()
     assert first.status_code == 201, first.get_data(as_text=True)
     kit.assert_kept(first)
     shop.assert_done("a", "b")
     shop.assert_replays(first, post)
     assert shop.runs == 1
+    assert not any("never committed" in message for message in caplog.messages)
 
 
 @ways
@@ -270,7 +272,7 @@ def test_an_abort_that_is_kept(shop):
         shop.order("gone")
         shop.db.session.flush()
 
-    add_view(shop, way, lambda: abort(402))
+    add_view(shop, way, lambda: abort(Response("no funds", 402)))
     post = shop.poster()
     first = post()
     assert first.status_code == 402
@@ -410,8 +412,8 @@ def test_the_outcome_callable_decides(shop, said):
     shop.assert_replays(first, post)
 
 
-@pytest.mark.parametrize("config", [{}, {"DEBUG": True}, {"TESTING": True}, {"PROPAGATE_EXCEPTIONS": True}], ids=str)
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), RuntimeError("end")], ids=repr)
+@pytest.mark.parametrize("config", [{}, {"DEBUG": True}, {"PROPAGATE_EXCEPTIONS": True}], ids=str)
+@pytest.mark.parametrize("error", [SystemExit(1), RuntimeError("end")], ids=repr)
 def test_an_exit_past_everything(make_shop, database_url, config, error):
     """The net rolls back and gives the connection back, whatever runs past error handlers and hooks."""
     shop = make_shop(database_url, config=config)
@@ -460,16 +462,6 @@ def test_what_is_only_flushed_is_not_kept(shop, caplog, way):
     shop.assert_replays(first, post)
 
 
-@ways
-def test_what_is_committed_gives_no_warning(shop, caplog, way):
-    if way in (removes_the_session, works_in_a_nested_app_context):
-        pytest.skip("its last but one part is only flushed")
-    add_view(shop, way, answer)
-    with caplog.at_level(logging.WARNING, "flask_idempotent"):
-        shop.post()
-    assert [record.getMessage() for record in caplog.records if "principal" not in record.getMessage()] == []
-
-
 def test_a_body_that_is_made_late_is_made_in_the_transaction(shop):
     """A generator that reads and writes is run before the commit."""
 
@@ -514,9 +506,14 @@ def test_requests_without_a_key_or_a_mark_use_the_session_as_ever(shop):
         order_a(shop)
         return "", 204
 
-    add_view(shop, order_a, answer, required=False)
+    add_view(shop, order_a, answer)
+
+    @shop.app.put("/orders")
+    def put() -> Any:
+        return shop.app.view_functions["plain"]()
+
     assert shop.post(path="/plain").status_code == 204
-    assert shop.app.test_client().post("/orders", json={}, headers={"X-User": "ann"}).status_code == 201
+    assert shop.app.test_client().put("/orders").status_code == 204
     with shop.app.app_context():
         order_a(shop)
     assert shop.orders() == ["a", "a", "a"]

@@ -1,0 +1,143 @@
+"""Reading the key's row: what it is as a record, and what it says to a claim."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.engine import Connection, Engine, Row
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..errors import StoreUnavailable, UnreadableRecord
+from ..records import FINISHED, FORMAT, Claim, ClaimReply, Fingerprint, KeptResponse, Record, Scope, State, Verdict
+from .statements import Statements
+
+__all__ = ["Rows", "away", "key_of"]
+
+log = logging.getLogger("flask_idempotent")
+
+T = TypeVar("T")
+
+
+class Rows:
+    """Reads on connections of its own, and judges what it reads.
+
+    :param engine: a callable, since Flask-SQLAlchemy's engines are known only within an app context.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], statements: Statements) -> None:
+        self._engine = engine
+        self._sql = statements
+
+    def fresh(self, work: Callable[[Connection], T]) -> T:
+        """Some work in a short transaction on a connection of its own.
+
+        :raises StoreUnavailable: the database is away, or refused.
+        """
+        try:
+            with self._engine().begin() as connection:
+                return work(connection)
+        except SQLAlchemyError as error:
+            raise away(error) from error
+
+    def read(self, scope: Scope) -> Record | None:
+        """The record as it stands."""
+
+        def look(connection: Connection) -> Record | None:
+            row = connection.execute(self._sql.row, key_of(scope)).one_or_none()
+            return None if row is None else self.record(connection, row)
+
+        return self.fresh(look)
+
+    def is_over(self, claim: Claim, row: Row[Any]) -> bool:
+        """Whether the row's life is over, without a tombstone: as if it was never there.
+
+        :raises UnreadableRecord: the row has a format that this version doesn't read.
+        """
+        if str(row.format) != FORMAT:
+            log.error(
+                "row %s has the stored format %s, this version reads %s", claim.scope.digest[:12], row.format, FORMAT
+            )
+            raise UnreadableRecord()
+        return _expired(row) and (row.tombstone_until or 0) <= row.now
+
+    def screen(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
+        """What a row says that is not over: identity, fingerprint, state, in this order. ``None`` where the same
+        request may go on by the row's open state."""
+        if not (_equal(row.principal, claim.principal) and _equal(row.binding, claim.binding)):
+            return ClaimReply(Verdict.FOREIGN, confirmed=True)
+        if _expired(row):
+            return ClaimReply(Verdict.EXPIRED)
+        known = [fingerprint.value for fingerprint in claim.fingerprints if fingerprint.recipe == row.recipe]
+        if known and not _equal(known[0], row.request_hash):
+            return ClaimReply(Verdict.MISMATCH, confirmed=True)
+        if State(row.status) in FINISHED:
+            return ClaimReply(Verdict.REPLAY, comparable=bool(known), record=self.record(connection, row))
+        return None
+
+    def record(self, connection: Connection, row: Row[Any]) -> Record:
+        """The row as a record, with its answer where it is finished."""
+        state = State(row.status)
+        response = self._answer(connection, row) if state in FINISHED else None
+        return Record(
+            digest=row.key_digest,
+            state=state,
+            token=row.claim_token,
+            fence=row.lock_version,
+            attempt=row.attempt,
+            created_at=row.created_at,
+            locked_until=row.locked_until or 0,
+            fingerprint=Fingerprint(row.recipe, row.request_hash),
+            principal=row.principal,
+            binding=row.binding,
+            completed_at=row.completed_at or 0,
+            expires_at=row.expires_at or 0,
+            tombstone_until=row.tombstone_until or 0,
+            response=response,
+            context=bytes(row.context or b""),
+            reason=row.reason,
+            confirmed=True,
+        )
+
+    def _answer(self, connection: Connection, row: Row[Any]) -> KeptResponse:
+        kept = connection.execute(
+            self._sql.answer,
+            {
+                "p_tenant": row.tenant_id,
+                "p_endpoint": row.endpoint,
+                "p_digest": row.key_digest,
+                "p_version": row.lock_version,
+            },
+        ).one_or_none()
+        if kept is None:
+            # Its partition was dropped, or an operator deleted it: done, body not kept.
+            return KeptResponse(row.response_code or 0, b"[]", b"", "none")
+        return KeptResponse(row.response_code or 0, bytes(kept.headers), bytes(kept.body), kept.kind, kept.cipher)
+
+
+def key_of(scope: Scope) -> dict[str, str]:
+    """The parameters that name a key."""
+    return {"p_tenant": scope.tenant or "", "p_endpoint": scope.endpoint, "p_digest": scope.digest}
+
+
+def away(error: SQLAlchemyError) -> StoreUnavailable:
+    """What a failed statement means to a request. Told to the log without what was sent."""
+    original = getattr(error, "orig", None)
+    log.error(
+        "the database did not do what was asked: %s %s%s",
+        type(error).__name__,
+        type(original).__name__ if original is not None else "",
+        " (are the tables there? see `flask idempotent ddl`)" if "idempotency_" in str(original) else "",
+    )
+    return StoreUnavailable()
+
+
+def _expired(row: Row[Any]) -> bool:
+    """Expiry is for what is finished; an open or unknown outcome never expires into a second run."""
+    return State(row.status) in FINISHED and row.expires_at is not None and row.expires_at <= row.now
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,1 @@
+"""The extension beside its neighbours: real packages, counted effects."""
