@@ -30,7 +30,7 @@ from .records import BodyKind, Claim, ClaimReply, Completed, Completion, Record,
 from .response.cipher import Cipher
 from .stores.base import NotCommitted, Released, Store
 
-__all__ = ["Engine", "Replay", "Settled"]
+__all__ = ["Engine", "Replay", "Settled", "unavailable"]
 
 log = logging.getLogger("flask_idempotent")
 
@@ -226,11 +226,7 @@ class Engine:
             log.error("record %s can't be read: %s", _prefix(claim), error)
             raise self.refuse(call, ResponseUnavailable(expires_at=record.expires_at), claim) from None
         if response.kind in (BodyKind.NONE, BodyKind.HASH):
-            location = next((value for name, value in response.headers if name.lower() == "location"), None)
-            unavailable = ResponseUnavailable(expires_at=record.expires_at, original_status=response.status)
-            if location is not None:
-                unavailable.members["location"] = location
-            raise self.refuse(call, unavailable, claim)
+            raise self.refuse(call, unavailable(response, record.expires_at), claim)
         return Replay(response, record.expires_at)
 
     def _emit(
@@ -258,6 +254,14 @@ def retry_after(wait_ms: float) -> int:
     """Seconds for ``Retry-After``: until the lease can lapse, at least 1, at most 10 (requirement: a duplicate that
     waits for a long lease still looks again soon, since most work ends long before)."""
     return max(1, min(10, math.ceil(wait_ms / 1000)))
+
+
+def unavailable(response: StoredResponse, expires_at: int) -> ResponseUnavailable:
+    """The refusal where an answer can't be given again: what is known of it."""
+    error = ResponseUnavailable(expires_at=expires_at, original_status=response.status)
+    if response.location is not None:
+        error.members["location"] = response.location
+    return error
 
 
 def _refusal(call: Call, reply: ClaimReply) -> IdempotencyError:

@@ -114,6 +114,11 @@ class StoredResponse:
     body: bytes | None
     kind: BodyKind = BodyKind.FULL
 
+    @property
+    def location(self) -> str | None:
+        """Where the result is to be found, if the answer said so."""
+        return next((value for name, value in self.headers if name.lower() == "location"), None)
+
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:

@@ -116,10 +116,12 @@ def reduce(stored: StoredResponse, how: Literal["reference", "hash"], reference:
     :param reference: a JSON value; ``None`` for the answer's ``Location``.
     """
     if how == "hash":
-        digest = hashlib.sha256(stored.body or b"").hexdigest()
+        if stored.body is None:
+            return stored
+        digest = hashlib.sha256(stored.body).hexdigest()
         return dataclasses.replace(stored, body=digest.encode("ascii"), kind=BodyKind.HASH)
     if reference is None:
-        reference = next((value for name, value in stored.headers if name.lower() == "location"), None)
+        reference = stored.location
     if reference is None:
         log.error("store='reference': the view gave no reference and no Location, so a repeat can't be answered")
         return dataclasses.replace(stored, body=None, kind=BodyKind.NONE)
@@ -144,17 +146,22 @@ def _bounded(response: Response, bound: int) -> bytes | None:
     response.direct_passthrough = False
     source = response.response
     chunks: Iterator[bytes] = iter(response.iter_encoded())
-    close = getattr(source, "close", None)
-    if close is not None:
-        response.call_on_close(close)
     read: list[bytes] = []
     length = 0
     for chunk in chunks:
         read.append(chunk)
         length += len(chunk)
         if length > bound:
-            response.response = itertools.chain(read, chunks)
+            _replace_body(response, itertools.chain(read, chunks), source)
             return None
-    response.response = read
+    _replace_body(response, read, source)
     response.headers.setdefault("Content-Length", str(length))
     return b"".join(read)
+
+
+def _replace_body(response: Response, body: Iterable[bytes], source: object) -> None:
+    """Until here the response closes the view's source itself, from here on it has to be told."""
+    response.response = body
+    close = getattr(source, "close", None)
+    if close is not None:
+        response.call_on_close(close)

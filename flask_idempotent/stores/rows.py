@@ -109,6 +109,7 @@ class Rows:
                 "p_endpoint": row.endpoint,
                 "p_digest": row.key_digest,
                 "p_version": row.lock_version,
+                "p_day": row.expires_day,
             },
         ).one_or_none()
         if kept is None:

@@ -67,8 +67,12 @@ class Statements:
         self.row = select(keys, now_ms().label("now")).where(*this)
         #: The same, held against others; fails at once where another transaction holds it.
         self.row_alone = self.row.with_for_update(nowait=True)
-        #: Its answer, of the attempt ``p_version``.
-        self.answer = select(responses).where(*this_answer, responses.c.lock_version == bindparam("p_version"))
+        #: Its answer, of the attempt ``p_version``; the day names the partition.
+        self.answer = select(responses).where(
+            *this_answer,
+            responses.c.lock_version == bindparam("p_version"),
+            responses.c.expires_day == bindparam("p_day"),
+        )
         # What a claim learns of its own row. The number is that of the transaction, where the database has one.
         learnt = (keys.c.lock_version, keys.c.attempt, keys.c.created_at, now_ms().label("claimed_at"))
         self._learnt = (*learnt, func.txid_current().label("number"))

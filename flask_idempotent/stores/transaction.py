@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SAWarning, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SAWarning, SQLAlchemyError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -47,6 +47,8 @@ class Transaction:
         self._claimed_at_ms = 0
         self._claimed_monotonic = 0.0
         self._connection: Connection | None = None
+        #: The error by which a session found that the connection broke.
+        self._cut: Exception | None = None
         self._joined: weakref.WeakSet[Session] = weakref.WeakSet()
 
     @property
@@ -90,9 +92,11 @@ class Transaction:
                 log.warning("a durable view flushed work that it never committed: nothing of that is kept")
             try:
                 session.rollback()
-            except (SQLAlchemyError, SAWarning):
+            except (SQLAlchemyError, SAWarning) as error:
                 # Its savepoint is gone with a transaction that the view ended; what follows finds that out.
                 session.invalidate()
+                if _is_cut(error):
+                    self._cut = error
         self._joined.clear()
 
     def check(self) -> None:
@@ -101,12 +105,17 @@ class Transaction:
         Where the database numbers its transactions, the statement that finishes the row compares that number instead.
 
         :raises OuterEnded: the view ended it.
+        :raises SQLAlchemyError: the connection broke.
         """
+        if self._cut is not None:
+            raise self._cut
         if self.number is not None:
             return
         try:
             self.connection.exec_driver_sql(f"RELEASE SAVEPOINT {_SAVEPOINT}")
         except SQLAlchemyError as error:
+            if _is_cut(error):
+                raise
             raise OuterEnded() from error
 
     def commit(self) -> None:
@@ -139,6 +148,10 @@ class Transaction:
         if connection is not None:
             connection.invalidate()
             connection.close()
+
+
+def _is_cut(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def shared(claim: Claim) -> Transaction:

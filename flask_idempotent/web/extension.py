@@ -149,7 +149,7 @@ class Idempotent:
 def _metadata(db: SQLAlchemy, bind_key: str | None) -> MetaData:
     """The metadata of a bind, which ``db.create_all()`` and migrations look at."""
     if bind_key not in db.metadatas:
-        db.metadatas[bind_key] = MetaData(info={"bind_key": bind_key})
+        db.metadatas[bind_key] = MetaData(info={"bind_key": bind_key}, naming_convention=db.metadata.naming_convention)
     return db.metadatas[bind_key]
 
 

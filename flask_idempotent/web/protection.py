@@ -13,17 +13,27 @@ from werkzeug.exceptions import InternalServerError
 from werkzeug.wrappers import Response
 
 from ..call import ENVIRON_KEY, Call
-from ..engine import Engine, Replay
-from ..errors import ConfigurationError, IdempotencyError, ResponseUnavailable, StoreUnavailable, UnreadableRecord
+from ..engine import Engine, Replay, unavailable
+from ..errors import ConfigurationError, IdempotencyError, StoreUnavailable, UnreadableRecord
 from ..policy import Policy, finished_state
 from ..records import BodyKind, StoredResponse
-from ..response.snapshot import EXPIRES_HEADER, STATUS_HEADER, http_expires, reduce, reference_of, restore, snapshot
+from ..response.snapshot import (
+    EXPIRES_HEADER,
+    STATUS_HEADER,
+    http_expires,
+    kept_headers,
+    reduce,
+    reference_of,
+    restore,
+    snapshot,
+)
 from ..settings import Settings
 from .claims import Loaders, header_key, make_claim
 from .outcome import Fate, Outcome, decide, without_answer
 from .problems import own_handler, problem_response
 from .routes import Declaration, Routes
 from .session import SharedSession
+from .sync import call_sync
 from .views import Deliver, Mark, chain_of
 
 __all__ = ["Protection"]
@@ -59,7 +69,9 @@ class Protection:
         self._durable_engine = durable_engine
         self._shared_session = shared_session
         self._verified = False
-        self._verifying = threading.Lock()
+        # Reentrant: checking the database pushes an app context, which asks for verification in a command.
+        self._verifying = threading.RLock()
+        self._checking = False
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -206,9 +218,15 @@ class Protection:
             response.headers[STATUS_HEADER] = "unprotected"
             return response
         try:
-            return self._settle(call, response)
+            answer = self._settle(call, response)
         except Exception as error:
-            return self._answer_error(error)
+            answer = self._answer_error(error)
+        except BaseException:
+            self._close(response)
+            raise
+        if answer is not response:
+            self._close(response)  # nobody else will
+        return answer
 
     def settle_open(self, call: Call) -> None:
         """The net, behind everything: ends what an exception, or an exit, carried past the completion."""
@@ -233,7 +251,8 @@ class Protection:
         try:
             stored = snapshot(response, bound=policy.max_body, replay_header=policy.replay_header)
         except Exception:
-            self._end(call, without_answer(call, outcome.status, "the body broke off"))
+            headers = kept_headers(response.headers, policy.replay_header)
+            self._end(call, without_answer(call, outcome.status, "the body broke off"), headers)
             raise
         if policy.store != "full":
             stored = reduce(stored, policy.store, call.reference)
@@ -246,12 +265,12 @@ class Protection:
             response.headers[EXPIRES_HEADER] = http_expires(settled.expires_at)
         return response
 
-    def _end(self, call: Call, outcome: Outcome) -> None:
+    def _end(self, call: Call, outcome: Outcome, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """An end without an answer to keep: given back, or kept that the work was done."""
         if outcome.fate is Fate.RELEASE:
             call.engine.release(call, reason=outcome.reason)
         else:
-            done = StoredResponse(outcome.status, (), None, BodyKind.NONE)
+            done = StoredResponse(outcome.status, headers, None, BodyKind.NONE)
             call.engine.complete(call, finished_state(outcome.status), done, reason=outcome.reason)
 
     def _replayed(self, call: Call, replay: Replay, *, marked: bool = True) -> Response:
@@ -274,11 +293,10 @@ class Protection:
         try:
             if rebuild is None:
                 raise LookupError("this route has no rebuild=")
-            response: Response = self._app.make_response(self._app.ensure_sync(rebuild)(reference_of(stored)))
+            response: Response = self._app.make_response(call_sync(self._app, rebuild, reference_of(stored)))
         except Exception as error:
             log.error("the answer of %s could not be made again: %s", call.endpoint, type(error).__name__)
-            unavailable = ResponseUnavailable(expires_at=replay.expires_at, original_status=stored.status)
-            raise call.engine.refuse(call, unavailable) from None
+            raise call.engine.refuse(call, unavailable(stored, replay.expires_at)) from None
         response.status_code = stored.status
         return response
 
@@ -301,7 +319,13 @@ class Protection:
         handler = own_handler(self._app, error)
         if handler is None:
             return problem_response(error, self.settings.docs_url)
-        return self._app.make_response(self._app.ensure_sync(handler)(error))
+        return self._app.make_response(call_sync(self._app, handler, error))
+
+    def _close(self, response: Response) -> None:
+        try:
+            response.close()
+        except Exception:
+            self._app.log_exception(sys.exc_info())
 
     def _answer_error(self, error: Exception) -> Response:
         """What completion answers instead of raising: a raised error would run every after-request hook twice."""
@@ -317,8 +341,13 @@ class Protection:
         if self._verified:
             return
         with self._verifying:
-            if not self._verified:
+            if self._verified or self._checking:
+                return
+            self._checking = True
+            try:
                 self.verify()
+            finally:
+                self._checking = False
 
     def verify(self) -> None:
         """Check every marked view against the settings and its route.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from flask import Blueprint, Flask
@@ -130,6 +131,7 @@ class Routes:
         warnings: list[str] = []
         policies: list[Policy] = []
         served: dict[Mark, set[str]] = {}
+        classes: dict[Mark, type | None] = {}
         hidden: dict[Mark, tuple[str, set[str]]] = {}
         for endpoint in list(self._app.view_functions):
             try:
@@ -138,6 +140,8 @@ class Routes:
                 problems.append(str(error))
                 continue
             methods = self._methods(endpoint)
+            if found.view is not None and found.mark is not None:
+                classes[found.mark] = _view_class(found.view)
             for mark, reached in _reach(found, methods):
                 served.setdefault(mark, set()).update(reached)
                 try:
@@ -151,7 +155,7 @@ class Routes:
                 hidden.update((mark, (endpoint, methods)) for mark in marks_below(found.view))
         problems += _unreached(served) + _above_the_route(hidden, served) + self._idle(served)
         for mark in served:
-            wrong, doubtful = _below(mark)
+            wrong, doubtful = _below(mark, classes.get(mark), served[mark] & mark.keywords.methods)
             problems += wrong
             warnings += doubtful
         for warning in warnings:
@@ -249,7 +253,8 @@ def _reach(found: Found, methods: set[str]) -> Iterator[tuple[Mark, set[str]]]:
 
 def _require_bare(endpoint: str, view: Callable[..., Any], methods: set[str]) -> None:
     """A declared protection stands around all that was registered: a guard inside would be asked too late."""
-    if _decorated(view, methods) or getattr(_view_class(view), "decorators", None):
+    view_class = _view_class(view)
+    if getattr(view_class, "decorators", None) or _decorators(view, view_class, methods):
         raise ConfigurationError(
             f"view {endpoint!r} is decorated, and protect() would stand outside of its decorators: a replay would come "
             "before a guard among them. Put @idempotent on the view itself, below its guards; or, if all its guards "
@@ -257,23 +262,23 @@ def _require_bare(endpoint: str, view: Callable[..., Any], methods: set[str]) ->
         )
 
 
-def _handlers(view: Callable[..., Any] | None, methods: Iterable[str]) -> list[Callable[..., Any]]:
-    """What a class-based view has for these HTTP methods, and around them; of any other view nothing."""
-    view_class = _view_class(view)
-    if view_class is None:
-        return []
-    around = getattr(view_class, "method_decorators", None) or ()  # of Flask-RESTful and Flask-RESTX
-    if isinstance(around, Mapping):
-        around = [decorator for decorators in around.values() for decorator in decorators]
-    names = ("dispatch_request", *(method.lower() for method in methods))
-    return [*around, *(getattr(view_class, name) for name in names if hasattr(view_class, name))]
+def _decorators(
+    view: Callable[..., Any], view_class: type | None, methods: Iterable[str], *, above: Mark | None = None
+) -> list[Callable[..., Any]]:
+    """What stands around the work that a view does: on the view, or on what a class-based view runs for these methods.
 
-
-def _decorated(view: Callable[..., Any], methods: Iterable[str]) -> bool:
-    view_class = _view_class(view)
-    return bool(getattr(view_class, "method_decorators", None)) or any(
-        hasattr(part, "__wrapped__") for part in (view, *_handlers(view, methods))
-    )
+    :param above: leave out what carries this mark, and so stands around it.
+    """
+    found: list[Callable[..., Any]] = []
+    parts = [view]
+    if view_class is not None:
+        around = getattr(view_class, "method_decorators", None) or ()  # of Flask-RESTful and Flask-RESTX
+        found += chain.from_iterable(around.values()) if isinstance(around, Mapping) else around
+        handlers = [getattr(view_class, name, None) for name in ("dispatch_request", *map(str.lower, methods))]
+        parts += [handler for handler in handlers if handler is not None and above not in set(marks_on(handler))]
+    for part in parts:
+        found += list(chain_of(part))[:-1]
+    return found
 
 
 def _unreached(served: dict[Mark, set[str]]) -> list[str]:
@@ -298,15 +303,18 @@ def _above_the_route(hidden: dict[Mark, tuple[str, set[str]]], served: dict[Mark
     ]
 
 
-def _below(mark: Mark) -> tuple[list[str], list[str]]:
-    """Decorators between a mark and its view. A guard there would be asked after a replay was given."""
+def _below(mark: Mark, view_class: type | None, methods: set[str]) -> tuple[list[str], list[str]]:
+    """Decorators between a mark and its view. A guard there would be asked after a replay was given.
+
+    :param view_class: the class behind the view that carries the mark.
+    :param methods: those that reach the mark.
+    """
     wrong: list[str] = []
     doubtful: list[str] = []
-    if mark.declared or mark.view is None or not _decorated(mark.view, mark.keywords.methods):
+    decorators = [] if mark.view is None else _decorators(mark.view, view_class, methods, above=mark)
+    if mark.declared or not decorators:
         return wrong, doubtful
-    below = [mark.view, *_handlers(mark.view, mark.keywords.methods)]
-    functions = [function for part in below for function in chain_of(part)]
-    modules = [getattr(function, "__globals__", {}).get("__name__", "") for function in functions]
+    modules = [getattr(function, "__globals__", {}).get("__name__", "") for function in decorators]
     guards = sorted({guard for guard in GUARDS for module in modules if f"{module}.".startswith(f"{guard}.")})
     if guards:
         wrong.append(

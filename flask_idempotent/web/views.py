@@ -49,11 +49,17 @@ class Mark:
 
 
 class Deliver(HTTPException):
-    """Carries a kept answer past the decorators around the view; Flask returns it untouched."""
+    """Carries a kept answer past the decorators around the view; Flask returns it untouched.
+
+    Of a stream it carries the status and the headers alone: whoever looks at the body would use it up, as Flask does.
+    Completion puts the answer itself in place.
+    """
 
     code = None
 
     def __init__(self, response: Response) -> None:
+        if not response.is_sequence:
+            response = type(response)(status=response.status, headers=response.headers)
         super().__init__(response=response)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -54,7 +55,7 @@ class Shop:
         self.url = database_url
         self.db = db or SQLAlchemy()
         self.runs = 0
-        self.gate: "kit.Gate | None" = None
+        self.gate: kit.Gate | None = None
         self.outside = sa.create_engine(database_url, pool_size=1)
         self.redis = redis.Redis.from_url(redis_url)
         self.app = kit.bare_app(redis_url, name, config=config, RATE_LIMIT=None, **{**kit.SHORT, **settings})
@@ -121,6 +122,11 @@ class Shop:
             assert time.monotonic() - began < BOUND_S
             if self.alone:
                 assert self.checked_out() == 0
+
+    def elsewhere(self, call: Callable[[], Any]) -> Any:
+        """What a call gives in another thread, as another worker's request while this one runs."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(call).result(kit.WAIT_S)
 
     def poster(self, **options: Any) -> Callable[[], TestResponse]:
         """The same request again and again."""
@@ -214,6 +220,24 @@ class Shop:
             event.remove(engine, "before_cursor_execute", note)
 
     @contextmanager
+    def at_commit(self, act: Callable[[], None]) -> Iterator[None]:
+        """Act right before the app's next COMMIT; where that raises, the commit fails."""
+        armed = [True]
+
+        def commits(_: object) -> None:
+            if armed:
+                armed.clear()
+                act()
+
+        engine = self.engine
+        event.listen(engine, "commit", commits)
+        try:
+            yield
+        finally:
+            event.remove(engine, "commit", commits)
+        assert not armed
+
+    @contextmanager
     def sql_away(self) -> Iterator[None]:
         """New connections are refused, and the old ones are closed."""
         engine = self.engine
@@ -262,8 +286,6 @@ def _add_models(db: SQLAlchemy) -> None:
         used: Mapped[int] = mapped_column(default=0)
 
     db.Order, db.Coupon = Order, Coupon  # type: ignore[attr-defined]
-
-
 
 
 def empty_tables(url: str) -> None:

@@ -421,7 +421,7 @@ def test_sqlite_in_memory_is_refused(make_shop, url):
     shop = make_shop(url, protect=False, engine_options={})
     shop.idem.init_app(shop.app, db=shop.db)
     shop.take_orders()
-    with pytest.raises(ConfigurationError, match="use a file, such as sqlite:///shop.db"):
+    with pytest.raises(ConfigurationError, match="use a file"):
         shop.post()
     assert shop.runs == 0
 

@@ -247,7 +247,10 @@ def test_nothing_is_left_over(environment: dict[str, str], tmp_path: Path, endin
         assert process.stdout is not None
         assert process.stdout.readline().startswith("A double-click")  # in the middle of the storm
         process.send_signal(ending)
-        assert process.wait(20) == code
+        try:
+            assert process.wait(20) == code
+        finally:
+            process.kill()
     wait_until(lambda: _nobody_listens(port), "the end of the server processes")
 
 

@@ -24,7 +24,7 @@ from flask_idempotent import Idempotent, current_idempotency, idempotent
 app = Flask(__name__)
 app.config.update(json.loads(os.environ["SETTINGS"]))
 Idempotent(app)
-effects = redis.Redis.from_url(os.environ["EFFECTS"])
+effects = redis.Redis.from_url(os.environ["EFFECTS"], socket_timeout=60)
 
 def work():
     job = request.get_json()
@@ -97,6 +97,8 @@ class Shop(GunicornApp):
     def stop(self) -> None:
         for name in self.held:
             self.open_gate(name)
+        if self._directory is not None:
+            print(self.log)  # shown where a test fails
         super().stop()
         self._pool.shutdown()
         self.store.close()

@@ -104,7 +104,7 @@ def test_two_hosts_and_a_rolling_restart(redis_url):
 @pytest.mark.parametrize("worker_class", ["sync", "gthread"])
 def test_a_client_that_hangs_up(redis_url, worker_class, how):
     """The client goes while its work runs: refused, then told the result, and one run. F62, in part"""
-    with Shop(redis_url, workers=2, threads=1, worker_class=worker_class) as shop:
+    with Shop(redis_url, workers=2, threads=2, worker_class=worker_class) as shop:
         key = kit.new_key()
         parts = urllib.parse.urlsplit(shop.url)
         client = socket.create_connection((parts.hostname, parts.port))

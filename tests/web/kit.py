@@ -50,12 +50,21 @@ def make_app(
     config: dict[str, Any] | None = None,
     idem: Idempotent | None = None,
     client: "redis.Redis | None" = None,
+    principal: Callable[[], Any] | None = None,
     **settings: Any,
 ) -> Flask:
     """An app with the extension; ``settings`` are ``IDEMPOTENT_`` keys without their prefix."""
     app = bare_app(redis_url, name, config=config, **settings)
-    (idem or Idempotent()).init_app(app, redis=client)
+    idem = idem or Idempotent()
+    if principal is not None:
+        idem.principal_loader(principal)
+    idem.init_app(app, redis=client)
     return app
+
+
+def user_header() -> str | None:
+    """A principal loader for tests: the caller is who ``X-User`` says."""
+    return request.headers.get("X-User")
 
 
 def bare_app(redis_url: str, name: str = "shop", *, config: dict[str, Any] | None = None, **settings: Any) -> Flask:

@@ -136,9 +136,10 @@ def flask_login(app, idem):
     return login_required, sign_in, ready
 
 
-def jwt_extended(app, idem):
+def jwt_extended(app, idem, loader=jwt_identity):
     app.config["JWT_SECRET_KEY"] = "a secret of more than thirty-two bytes"
-    idem.principal_loader(jwt_identity)
+    if loader is not None:
+        idem.principal_loader(loader)
 
     def sign_in(user):
         with app.app_context():  # a fresh token each time
@@ -149,8 +150,7 @@ def jwt_extended(app, idem):
 
 def jwt_without_a_loader(app, idem):
     """The token's digest stands for the caller: right as long as the token isn't refreshed."""
-    guard, sign_in, ready = jwt_extended(app, idem)
-    idem._loaders.principal = None
+    guard, sign_in, ready = jwt_extended(app, idem, loader=None)
     return guard, functools.cache(sign_in), ready
 
 
@@ -192,17 +192,16 @@ def identity_of_a_decorator_alone(app, idem):
     return guard, lambda user: (app.test_client(), {"X-Signed-User": user}), lambda: None
 
 
-def httpauth_basic(app, idem):
+def httpauth_basic(app, idem, named=True):
     auth = HTTPBasicAuth()
     auth.verify_password(lambda user, password: user if password == "word" else None)
-    idem.principal_loader(httpauth_user(auth))
+    if named:
+        idem.principal_loader(httpauth_user(auth))
     return auth.login_required, lambda user: (app.test_client(), basic_headers(user)), lambda: None
 
 
 def httpauth_basic_without_a_loader(app, idem):
-    guard, sign_in, ready = httpauth_basic(app, idem)
-    idem._loaders.principal = None
-    return guard, sign_in, ready
+    return httpauth_basic(app, idem, named=False)
 
 
 def httpauth_token(app, idem):

@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from flask import abort, request, session
+from flask import abort, session
 
 from flask_idempotent import idempotent
 
@@ -147,8 +147,7 @@ def test_a_binding_of_another_type_is_an_error(make_app, effects, store):
 
 
 def test_binding_and_principal_both_count(make_app, effects):
-    app = make_app()
-    app.extensions["idempotent"]._loaders.principal = lambda: request.headers["X-User"]
+    app = make_app(principal=kit.user_header)
     client = kit.add_orders(app, effects, bind=lambda request: request.headers["X-Device"]).test_client()
     key = kit.new_key()
     first = client.post("/orders", headers=keyed(key, X_User="ann", X_Device="1"))

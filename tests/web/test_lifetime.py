@@ -1,7 +1,6 @@
 """The end of a record's life, keys of one's own, and limits: settings that change who may run."""
 
 import pytest
-from flask import request
 
 from . import kit
 from .kit import keyed
@@ -10,18 +9,13 @@ from .kit import keyed
 BRIEF = {"TTL": 0.5, "LEASE": 0.2, "MAX_PROCESSING": 0.4, "SKEW": 0.1}
 
 
-def by_user(app):
-    app.extensions["idempotent"]._loaders.principal = lambda: request.headers.get("X-User")
-    return app
-
-
 def expired(client, headers, *, answer=201):
     """Ask until the record is past its life."""
     return kit.until(lambda: client.post("/orders", json={"a": 1}, headers=headers), differs_from=answer)
 
 
 def test_an_expired_key_is_as_if_never_seen(make_app, effects, store):
-    app = by_user(kit.add_orders(make_app(**BRIEF), effects))
+    app = kit.add_orders(make_app(**BRIEF, principal=kit.user_header), effects)
     client, headers = app.test_client(), keyed(X_User="ann")
     first = client.post("/orders", json={"a": 1}, headers=headers)
     assert kit.assert_kept(first) <= 1
@@ -35,7 +29,7 @@ def test_an_expired_key_is_as_if_never_seen(make_app, effects, store):
 
 
 def test_an_expired_key_can_be_refused(make_app, effects):
-    app = by_user(kit.add_orders(make_app(**BRIEF, ON_EXPIRED="reject", TOMBSTONE=60), effects))
+    app = kit.add_orders(make_app(**BRIEF, ON_EXPIRED="reject", TOMBSTONE=60, principal=kit.user_header), effects)
     client, headers = app.test_client(), keyed(X_User="ann")
     client.post("/orders", json={"a": 1}, headers=headers)
     kit.assert_problem(expired(client, headers), "expired-key")
@@ -71,7 +65,7 @@ def test_a_running_record_does_not_expire(make_app, effects, crowd):
 
 @pytest.mark.parametrize("user", ["ann", None])
 def test_isolated_keys(make_app, effects, user):
-    app = by_user(kit.add_orders(make_app(FOREIGN_KEY="isolate"), effects))
+    app = kit.add_orders(make_app(FOREIGN_KEY="isolate", principal=kit.user_header), effects)
     client, key = app.test_client(), kit.new_key()
     as_user = keyed(key, X_User=user) if user else keyed(key)
     first = client.post("/orders", json={"a": 1}, headers=as_user)
@@ -84,7 +78,7 @@ def test_isolated_keys(make_app, effects, user):
 
 
 def test_anonymous_callers_can_be_refused(make_app, effects, store):
-    app = by_user(kit.add_orders(make_app(ANONYMOUS="refuse"), effects))
+    app = kit.add_orders(make_app(ANONYMOUS="refuse", principal=kit.user_header), effects)
     client = app.test_client()
     kit.assert_problem(client.post("/orders", headers=keyed()), "principal-required")
     kit.assert_problem(client.post("/orders"), "missing-key")
@@ -94,7 +88,7 @@ def test_anonymous_callers_can_be_refused(make_app, effects, store):
 
 
 def test_anonymous_callers_are_served_by_default(make_app, effects):
-    app = by_user(kit.add_orders(make_app(), effects))
+    app = kit.add_orders(make_app(principal=kit.user_header), effects)
     client, headers = app.test_client(), keyed()
     first = client.post("/orders", headers=headers)
     kit.assert_replay(first, client.post("/orders", headers=headers))
@@ -106,7 +100,7 @@ def test_anonymous_callers_are_served_by_default(make_app, effects):
 
 
 def test_new_keys_are_limited_by_principal(make_app, effects, store):
-    app = by_user(kit.add_orders(make_app(RATE_LIMIT="2/minute"), effects))
+    app = kit.add_orders(make_app(RATE_LIMIT="2/minute", principal=kit.user_header), effects)
     client = app.test_client()
     kept = [keyed(X_User="ann") for _ in range(2)]
     first = [client.post("/orders", headers=headers) for headers in kept]

@@ -18,8 +18,7 @@ SECRETS = ("Grete Weiser", "grete@example.com", "DE89370400440532013000", "patie
 
 def patients(make_app, effects, *keys, **settings):
     """An app that keeps what it is told about a person; the caller is ``X-User``."""
-    app = make_app(FERNET_KEYS=list(keys) or None, **settings)
-    app.extensions["idempotent"]._loaders.principal = lambda: request.headers.get("X-User")
+    app = make_app(FERNET_KEYS=list(keys) or None, principal=kit.user_header, **settings)
 
     @app.post("/patients")
     @idempotent(pii=True)

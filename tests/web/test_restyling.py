@@ -23,7 +23,8 @@ def build(redis_url, effects, when, register, **settings) -> Flask:
     app = kit.bare_app(redis_url, **settings)
     if when == "before":
         register(app)
-    Idempotent(app)
+    idem = Idempotent(app)
+    idem.principal_loader(kit.user_header)
     kit.add_orders(app, effects)
     if when == "after":
         register(app)
@@ -102,11 +103,9 @@ def test_a_blueprints_handler_for_something_else_does_not_restyle(redis_url, eff
 def test_the_404_of_the_app_is_not_ours(redis_url, effects):
     """The app's own 404 stays restyled by the app, and our 404 is not told apart by it."""
     app = build(redis_url, effects, "after", lambda app: app.register_error_handler(404, foreign))
-    app.extensions["idempotent"]._loaders.principal = lambda: user
-    client, headers, user = app.test_client(), keyed(), "ann"
-    client.post("/orders", headers=headers)
-    user = "bob"
-    kit.assert_problem(client.post("/orders", headers=headers), "not-found")
+    client, key = app.test_client(), kit.new_key()
+    client.post("/orders", headers=keyed(key, X_User="ann"))
+    kit.assert_problem(client.post("/orders", headers=keyed(key, X_User="bob")), "not-found")
     assert client.get("/nowhere").status_code == 599
 
 
@@ -120,11 +119,9 @@ def test_a_handler_sees_the_error(redis_url, effects, when, cls):
         return "styled", 460
 
     app = build(redis_url, effects, when, lambda app: app.register_error_handler(cls, handler))
-    app.extensions["idempotent"]._loaders.principal = lambda: user
-    client, headers, user = app.test_client(), keyed(), "ann"
-    client.post("/orders", headers=headers)
-    user = "bob"
-    answers = [client.post("/orders", headers=h) for h in (None, keyed("a,b"), headers)]
+    client, key = app.test_client(), kit.new_key()
+    client.post("/orders", headers=keyed(key, X_User="ann"))
+    answers = [client.post("/orders", headers=h) for h in (None, keyed("a,b"), keyed(key, X_User="bob"))]
     assert [answer.status_code for answer in answers].count(460) == 1
     assert [type(error) for error in seen] == [cls]
 

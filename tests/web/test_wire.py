@@ -134,10 +134,7 @@ def test_a_mismatch_comes_before_in_progress(make_app, effects, crowd):
 
 
 def test_every_problem_has_its_own_instance_but_the_404(make_app, effects):
-    app = make_app(RATE_LIMIT=None)
-    kit.add_orders(app, effects)
-    app.extensions["idempotent"]._loaders.principal = lambda: user
-    client = app.test_client()
+    client = kit.add_orders(make_app(principal=lambda: user), effects).test_client()
     user = "ann"
     headers = keyed()
     client.post("/orders", json={"a": 1}, headers=headers)
@@ -151,8 +148,8 @@ def test_every_problem_has_its_own_instance_but_the_404(make_app, effects):
 
 def test_the_404_is_the_same_to_the_byte_whatever_the_record_holds(make_app, crowd, effects, store):
     """Another principal's key: running, done, failed, given back, done without a body, expired behind a tombstone."""
-    app = make_app(ON_EXPIRED="reject", TTL=0.6, LEASE=0.3, MAX_PROCESSING=0.5, SKEW=0.2, MAX_BODY=20, INLINE_BODY=20)
-    app.extensions["idempotent"]._loaders.principal = lambda: user
+    brief = {"TTL": 0.6, "LEASE": 0.3, "MAX_PROCESSING": 0.5, "SKEW": 0.2}
+    app = make_app(ON_EXPIRED="reject", MAX_BODY=20, INLINE_BODY=20, principal=lambda: user, **brief)
     gate = crowd.gate()
 
     kit.add_orders(app, effects, "/running", gate=gate, ttl=60, max_processing=60)

@@ -143,9 +143,7 @@ class Untouchable:
 
 
 @pytest.mark.parametrize("guard", ["hook", "decorator"])
-@pytest.mark.parametrize(
-    "kind", ["application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"]
-)
+@pytest.mark.parametrize("kind", ["json", "x-www-form-urlencoded", "multipart"])
 def test_who_is_not_let_in_is_not_read(make_app, effects, store, guard, kind):
     """A stranger's upload costs nothing: no byte is read and nothing is stored before the guard has spoken."""
     app = make_app()
@@ -170,9 +168,10 @@ def test_who_is_not_let_in_is_not_read(make_app, effects, store, guard, kind):
         guarded.__wrapped__ = inner
         app.add_url_rule("/x", "x", guarded, methods=["POST"])
     stream = Untouchable()
+    content_type = "multipart/form-data; boundary=frontier" if kind == "multipart" else f"application/{kind}"
     for headers in (kit.keyed(), {}):
         answer = app.test_client().post(
-            "/x", headers=headers, input_stream=stream, content_type=kind, content_length=10 * KIB * KIB
+            "/x", headers=headers, input_stream=stream, content_type=content_type, content_length=10 * KIB * KIB
         )
         assert answer.status_code == 401
     assert stream.reads == effects.runs == 0

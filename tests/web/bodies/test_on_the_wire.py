@@ -39,8 +39,9 @@ def digest(read):
 @idempotent
 def files():
     effects.incr("runs")
-    found = {name: [file.filename, file.stream.tell(), *digest(file.stream.read)] for name, file in request.files.items()}
-    return {"files": found, "form": request.form.to_dict()}, 201
+    found = request.files.items()
+    seen = {name: [file.filename, file.stream.tell(), *digest(file.stream.read)] for name, file in found}
+    return {"files": seen, "form": request.form.to_dict()}, 201
 
 @app.post("/stream")
 @idempotent

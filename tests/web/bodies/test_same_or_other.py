@@ -15,6 +15,9 @@ def changed(parts, number, *part):
     return [part if place == number else each for place, each in enumerate(parts)]
 
 
+PICTURE = ORDER[3][1]
+
+
 def flipped(parts, number):
     """One bit of one file."""
     name, value, *file = parts[number]
@@ -54,11 +57,11 @@ OTHER = {
     "multipart, a bit of a file": (multipart(ORDER), multipart(flipped(ORDER, 3))),
     "multipart, a file's name": (
         multipart(ORDER),
-        multipart(changed(ORDER, 3, "picture", ORDER[3][1], "b.png", "image/png")),
+        multipart(changed(ORDER, 3, "picture", PICTURE, "b.png", "image/png")),
     ),
     "multipart, a file's type": (
         multipart(ORDER),
-        multipart(changed(ORDER, 3, "picture", ORDER[3][1], "a.png", "image/gif")),
+        multipart(changed(ORDER, 3, "picture", PICTURE, "a.png", "image/gif")),
     ),
     "multipart, a file for a field": (
         multipart(ORDER),
