@@ -7,11 +7,11 @@ import io
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from flask import Request
 from werkzeug.datastructures import FileStorage, MultiDict
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 
 from ..errors import ConfigurationError
@@ -79,6 +79,7 @@ def read(request: Request) -> bytes:
     ``environ["wsgi.input"]`` give it once more, under the limits that hold when they are used.
 
     :raises RequestEntityTooLarge: by the app's own ``MAX_CONTENT_LENGTH``.
+    :raises ClientDisconnected: the client left before the whole body was there; another 400.
     :raises ConfigurationError: something earlier in the request has consumed the stream. Without the body every
         request would look the same.
     """
@@ -92,6 +93,8 @@ def read(request: Request) -> bytes:
             "The request body was consumed before @idempotent could read it. Let the hook or guard that reads "
             "request.stream use request.get_data() instead, or state fields=False or a callable for this view."
         )
+    if len(data) < (request.content_length or 0):
+        raise ClientDisconnected()  # not every server tells: a part would count as a request of its own
     if _goes_on(request, data):
         raise RequestEntityTooLarge()
     if data or "wsgi.input_terminated" in request.environ:  # else what the server's input holds is not ours to know
@@ -109,7 +112,7 @@ def read_body(request: Request, *, ignored: Collection[str] = ()) -> Body:
 
     :param ignored: names of form fields that don't count.
     :raises RequestEntityTooLarge: by the app's own limits.
-    :raises ConfigurationError: see :func:`read`.
+    :raises ClientDisconnected, ConfigurationError: see :func:`read`.
     """
     mimetype = request.mimetype
     if mimetype in (_URLENCODED, _MULTIPART):
@@ -118,10 +121,13 @@ def read_body(request: Request, *, ignored: Collection[str] = ()) -> Body:
         parsed = "form" in request.__dict__
         length = request.content_length
         if parsed or (kind == "multipart" and (length is None or length > SMALL_UPLOAD)):
+            source = None if parsed else _count(request)
             if request.form or request.files:
                 return Body(kind, form=_form(request.form, request.files, ignored))
             # Where no parts were found (there was no boundary, say) the stream may be as it came.
             data = request.get_data(cache=False)
+            if not data and source is not None and source.count < (length or 0):
+                raise ClientDisconnected()
             if not data:
                 return Body(kind, form=Form([], []))
             _put_back(request, data)
@@ -143,6 +149,31 @@ def put_back_cached(request: Request) -> None:
     cached = request.__dict__.get("_cached_data")  # asking get_data() would read a stream that nobody has read yet
     if isinstance(cached, bytes) and cached:
         _put_back(request, cached)
+
+
+class _Counted(io.RawIOBase):
+    """The server's input, counted."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self.count = 0
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+def _count(request: Request) -> _Counted:
+    """Count what is read from here on."""
+    counted = _Counted(request.environ["wsgi.input"])
+    request.environ["wsgi.input"] = counted
+    request.__dict__.pop("stream", None)
+    return counted
 
 
 def _stream_was_used(request: Request) -> bool:

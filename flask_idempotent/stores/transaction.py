@@ -47,8 +47,8 @@ class Transaction:
         self._claimed_at_ms = 0
         self._claimed_monotonic = 0.0
         self._connection: Connection | None = None
-        #: The error by which a session found that the connection broke.
-        self._cut: Exception | None = None
+        #: What a session found wrong when it parted.
+        self._fault: Exception | None = None
         self._joined: weakref.WeakSet[Session] = weakref.WeakSet()
 
     @property
@@ -71,7 +71,7 @@ class Transaction:
 
     def claimed(self, *, fence: int, at_ms: int, number: int | None) -> None:
         """The key's row is written: its number, the database's clock then, and what the transaction is known by."""
-        self.fence, self.number = fence, number
+        self.fence, self.number, self._fault = fence, number, None
         self._claimed_at_ms, self._claimed_monotonic = at_ms, time.monotonic()
         if number is None:
             self.connection.exec_driver_sql(f"SAVEPOINT {_SAVEPOINT}")
@@ -93,10 +93,9 @@ class Transaction:
             try:
                 session.rollback()
             except (SQLAlchemyError, SAWarning) as error:
-                # Its savepoint is gone with a transaction that the view ended; what follows finds that out.
+                # The connection broke, or the savepoint is gone with a transaction that the view ended.
                 session.invalidate()
-                if _is_cut(error):
-                    self._cut = error
+                self._fault = error if _is_cut(error) else OuterEnded()
         self._joined.clear()
 
     def check(self) -> None:
@@ -107,8 +106,8 @@ class Transaction:
         :raises OuterEnded: the view ended it.
         :raises SQLAlchemyError: the connection broke.
         """
-        if self._cut is not None:
-            raise self._cut
+        if self._fault is not None:
+            raise self._fault
         if self.number is not None:
             return
         try:

@@ -33,7 +33,6 @@ from .outcome import Fate, Outcome, decide, without_answer
 from .problems import own_handler, problem_response
 from .routes import Declaration, Routes
 from .session import SharedSession
-from .sync import call_sync
 from .views import Deliver, Mark, chain_of
 
 __all__ = ["Protection"]
@@ -293,7 +292,7 @@ class Protection:
         try:
             if rebuild is None:
                 raise LookupError("this route has no rebuild=")
-            response: Response = self._app.make_response(call_sync(self._app, rebuild, reference_of(stored)))
+            response: Response = self._app.make_response(rebuild(reference_of(stored)))
         except Exception as error:
             log.error("the answer of %s could not be made again: %s", call.endpoint, type(error).__name__)
             raise call.engine.refuse(call, unavailable(stored, replay.expires_at)) from None
@@ -319,7 +318,7 @@ class Protection:
         handler = own_handler(self._app, error)
         if handler is None:
             return problem_response(error, self.settings.docs_url)
-        return self._app.make_response(call_sync(self._app, handler, error))
+        return self._app.make_response(self._app.ensure_sync(handler)(error))
 
     def _close(self, response: Response) -> None:
         try:

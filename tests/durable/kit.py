@@ -56,6 +56,8 @@ class Shop:
         self.db = db or SQLAlchemy()
         self.runs = 0
         self.gate: kit.Gate | None = None
+        #: Called by the view after its work was flushed.
+        self.in_view: Callable[[], None] | None = None
         self.outside = sa.create_engine(database_url, pool_size=1)
         self.redis = redis.Redis.from_url(redis_url)
         self.app = kit.bare_app(redis_url, name, config=config, RATE_LIMIT=None, **{**kit.SHORT, **settings})
@@ -101,6 +103,8 @@ class Shop:
         self.db.session.flush()
         if self.gate is not None:
             self.gate.hold()
+        if self.in_view is not None:
+            self.in_view()
         self.db.session.commit()
         return {"run": number}, 201
 

