@@ -2,8 +2,10 @@
 
 from .errors import NothingHappened
 from .notes import Notes
+from .providers import Provider
+from .records import Settlement
 from .web.current import current_idempotency
 from .web.extension import Idempotent
 from .web.views import idempotent
 
-__all__ = ["Idempotent", "Notes", "NothingHappened", "current_idempotency", "idempotent"]
+__all__ = ["Idempotent", "Notes", "NothingHappened", "Provider", "Settlement", "current_idempotency", "idempotent"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flask import has_request_context, request
 
-from .records import Claim
+from .errors import NotProtected
+from .records import Claim, Settlement, StoredResponse
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Response
@@ -16,12 +18,18 @@ if TYPE_CHECKING:
     from .errors import IdempotencyError
     from .heartbeat import Beat
     from .policy import Policy
+    from .providers.base import Provider
     from .request.fingerprint import Fingerprinter
+    from .settling import Orphan
 
 __all__ = ["ENVIRON_KEY", "Call", "current_call"]
 
 #: Never on ``g``: nested app contexts, and requests under one outer context, would share it.
 ENVIRON_KEY = "flask_idempotent.call"
+
+
+def _no_key(provider: object, step: int, operation: str | None) -> str:
+    raise NotProtected("this call has no provider")
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +70,12 @@ class Call:
     attempt: int = 0
     created_at: int = 0
     beat: Beat | None = field(default=None, repr=False)
+    #: What the work noted, now or in an earlier attempt.
+    context: dict[str, object] = field(default_factory=dict, repr=False)
+    #: Asks the route's reconciler; makes an answer of what it found; derives a provider's key.
+    settle: Callable[[Orphan], Settlement] | None = field(default=None, repr=False)
+    make_answer: Callable[[Settlement], StoredResponse] | None = field(default=None, repr=False)
+    derive_key: Callable[[Provider | str | None, int, str | None], str] = field(default=_no_key, repr=False)
     #: A renewal was refused: the claim is another's.
     lost: bool = False
 

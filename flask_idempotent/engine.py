@@ -94,6 +94,10 @@ class Engine:
             log.info(
                 "record %s was fingerprinted by another recipe: a repeat is let through uncompared", _prefix(claim)
             )
+        return self._follow(call, claim, reply)
+
+    def _follow(self, call: Call, claim: Claim, reply: ClaimReply) -> Replay | None:
+        """Do what the store said."""
         if reply.verdict is Verdict.CLAIMED:
             self._hold(call, claim, reply)
             return None
@@ -119,7 +123,7 @@ class Engine:
             reply = self.store.complete(completion)
         except NotCommitted as error:
             call.settled = True
-            raise self.refuse(call, error, claim) from None
+            raise self.refuse(call, self._not_committed(error), claim) from None
         except StoreUnavailable:
             call.settled = True
             log.error("record %s: the answer could not be kept; its lease lapses, and a retry will run", _prefix(claim))
@@ -176,6 +180,10 @@ class Engine:
         self._emit(signals.refused, call, claim, reason=error.problem)
         if isinstance(error, Mismatch):
             self._emit(signals.mismatched, call, claim, reason=error.problem)
+        return error
+
+    def _not_committed(self, error: NotCommitted) -> IdempotencyError:
+        """What a client is told whose work could not be committed."""
         return error
 
     def _wait(self, claim: Claim, reply: ClaimReply, wait_ms: int) -> ClaimReply:

@@ -15,6 +15,7 @@ from marshmallow import Schema
 
 from .errors import ConfigurationError
 from .notes import Notes
+from .providers.base import BUILT_IN, Provider
 from .records import RateLimit
 from .values import Durable, Mode, OnStoreError, near, one_of, parse_duration, parse_rate, show
 
@@ -22,12 +23,7 @@ __all__ = ["UNSET", "Fields", "Keywords", "Outcome", "Unset", "keywords_from"]
 
 #: What this version can't do yet: the values that a keyword refuses, or ``None`` for all but the default.
 NOT_YET: dict[str, tuple[object, ...] | None] = {
-    "durable": ("intent",),
-    "recovery": ("reconcile", "manual", "abandon"),
-    "reconcile": None,
-    "provider": None,
     "saga": None,
-    "settle_after": None,
     "mode": ("log",),
 }
 
@@ -72,7 +68,7 @@ class Keywords:
     durable: Durable | Unset = UNSET
     recovery: Literal["retry", "reconcile", "manual", "abandon"] | None = None
     reconcile: Callable[..., object] | None = None
-    provider: object | None = None
+    provider: str | Provider | None = None
     saga: object | None = None
     pii: bool = False
     store: Literal["full", "reference", "hash"] = "full"
@@ -225,6 +221,15 @@ def _notes(value: object) -> Notes:
     return value
 
 
+def _provider(value: object) -> object:
+    if isinstance(value, Provider) or (isinstance(value, str) and value in BUILT_IN):
+        return value
+    raise ValueError(
+        f"must be {', '.join(map(repr, BUILT_IN))} or a Provider, not {show(value)}. "
+        "Write Provider('name', window=86400, max_length=64), say."
+    )
+
+
 def _anything(value: object) -> object:
     return value
 
@@ -243,7 +248,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "durable": one_of(False, "transaction", "intent"),
     "recovery": one_of("retry", "reconcile", "manual", "abandon"),
     "reconcile": _callable,
-    "provider": _anything,
+    "provider": _provider,
     "saga": _anything,
     "pii": one_of(True, False),
     "store": one_of("full", "reference", "hash"),

@@ -14,6 +14,7 @@ from typing import Literal
 from .errors import ConfigurationError
 from .keywords import UNSET, Fields, Keywords
 from .notes import Notes
+from .providers.base import Provider, resolve
 from .records import RateLimit, State
 from .settings import MAKE_FERNET_KEY, PREFIX, Settings, outlives, ttl_warnings
 from .values import Durable, Mode, OnStoreError, plain, seconds, show, to_ms
@@ -60,6 +61,9 @@ class Policy:
     kept_statuses: frozenset[int] | None
     durable: Durable
     recovery: Literal["retry", "reconcile", "manual", "abandon"] | None
+    #: Milliseconds for which "it did not happen" is not believed, from the lapse on.
+    settle_after_ms: int
+    provider: Provider | None
     on_store_error: OnStoreError
     rate: RateLimit | None
     #: How long a duplicate waits for the first one's result; ``None`` where it is refused at once.
@@ -102,8 +106,18 @@ def bind_policy(keywords: Keywords, settings: Settings, *, where: str) -> Policy
     on_store_error = settings.on_store_error if keywords.on_store_error is UNSET else keywords.on_store_error
     lease, longest, problems = _lease_and_longest(keywords, settings)
     problems = outlives(ttl, settings.client_retry_window, "ttl") + problems
+    provider = None
+    if keywords.provider is not None:
+        provider = resolve(keywords.provider, settings.providers)
+        if ttl < provider.window:
+            problems.append(
+                f"ttl ({seconds(ttl)}) is shorter than what {provider.name} remembers ({seconds(provider.window)}): an "
+                f"expired key would get its old result. Set ttl={plain(provider.window)} or more."
+            )
     if durable:
         problems += _durable_problems(keywords, durable, on_store_error)
+    else:
+        problems += _redis_only_problems(keywords)
     if keywords.pii and not settings.fernet_keys:
         problems.append(f"pii=True needs {PREFIX}FERNET_KEYS, a list of keys. Make one: {MAKE_FERNET_KEY}")
     if (keywords.store == "reference") != (keywords.rebuild is not None):
@@ -139,6 +153,8 @@ def bind_policy(keywords: Keywords, settings: Settings, *, where: str) -> Policy
         kept_statuses=outcome if isinstance(outcome, frozenset) else None,
         durable=durable,
         recovery=keywords.recovery,
+        settle_after_ms=to_ms(_settle_after(keywords, settings, lease, provider)),
+        provider=provider,
         on_store_error=on_store_error,
         rate=settings.rate_limit if keywords.rate_limit is UNSET else keywords.rate_limit,
         wait_ms=to_ms(keywords.wait_timeout) if keywords.on_in_progress == "wait" else None,
@@ -192,6 +208,11 @@ def _durable_problems(keywords: Keywords, durable: Durable, on_store_error: OnSt
             f"store='hash' excludes {said}: a repeat could not get the first answer. "
             "Leave store out, or set durable=False."
         )
+    if durable == "intent" and keywords.recovery == "retry":
+        problems.append(
+            f"recovery='retry' excludes {said}: a crash may have left an effect outside, and running again blind could "
+            "repeat it. Set recovery='reconcile' with a reconciler, 'manual' or 'abandon'."
+        )
     if durable == "transaction" and keywords.recovery not in (None, "retry"):
         problems.append(
             f"recovery={show(keywords.recovery)} is not available with {said}: a crash leaves nothing there to look "
@@ -200,6 +221,29 @@ def _durable_problems(keywords: Keywords, durable: Durable, on_store_error: OnSt
     if keywords.key is not None and derives_from_payload_alone(keywords.key):
         problems.append(f"{_PAYLOAD_ALONE} {said} doesn't take such a key.")
     return problems
+
+
+def _redis_only_problems(keywords: Keywords) -> list[str]:
+    """What needs a record that outlives Redis."""
+    problems = []
+    if keywords.provider is not None:
+        problems.append("provider= needs a durable route: its key must survive Redis. Set durable='intent'.")
+    if keywords.reconcile is not None or keywords.recovery in ("reconcile", "manual", "abandon"):
+        said = "reconcile=" if keywords.recovery is None else f"recovery={show(keywords.recovery)}"
+        problems.append(
+            f"{said} needs durable='intent': a record in Redis alone is gone before anybody could settle it. Set "
+            "durable='intent', or recovery='retry'."
+        )
+    return problems
+
+
+def _settle_after(keywords: Keywords, settings: Settings, lease: timedelta, provider: Provider | None) -> timedelta:
+    """Lease plus skew unless it is set, and the time that the provider's search lags behind."""
+    if keywords.settle_after is not UNSET:
+        return keywords.settle_after
+    if settings.settle_after is not None:
+        return settings.settle_after
+    return lease + settings.skew + (provider.search_delay if provider is not None else timedelta(0))
 
 
 def policy_warnings(policy: Policy, settings: Settings, *, where: str) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "FINISHED",
@@ -20,6 +21,7 @@ __all__ = [
     "RateLimit",
     "Record",
     "Scope",
+    "Settlement",
     "State",
     "StoredResponse",
     "Verdict",
@@ -92,8 +94,9 @@ class Claim:
     ttl_ms: int
     tombstone_ms: int = 0
     rate: RateLimit | None = None
-    #: The database transaction that the key and the view's work share, on ``durable="transaction"`` routes.
-    transaction: object | None = None
+    settle_after_ms: int = 0
+    #: What a claim of a durable route holds besides its record; the stores' own business.
+    backing: object | None = None
 
 
 class BodyKind(str, enum.Enum):
@@ -152,6 +155,11 @@ class Record:
     context: bytes = b""
     reason: str = ""
     confirmed: bool = False
+    #: When the outcome became unknown, and how often it was looked up in vain.
+    unknown_since: int = 0
+    settle_tries: int = 0
+    #: The store's clock when this was read.
+    read_at: int = 0
 
 
 class Verdict(str, enum.Enum):
@@ -162,6 +170,7 @@ class Verdict(str, enum.Enum):
     REPLAY = "replay"  #: finished: ``record`` holds the answer
     IN_PROGRESS = "in_progress"  #: somebody runs; ``wait_ms`` until the lease can lapse
     INDETERMINATE = "indeterminate"  #: the outcome is being looked up
+    SETTLE = "settle"  #: the one before lapsed, and we alone may settle what became of it: ``record`` is the orphan
     FOREIGN = "foreign"  #: another principal's or binding's key
     MISMATCH = "mismatch"  #: the key stands for another request
     EXPIRED = "expired"  #: past its life, and refused by a tombstone
@@ -201,6 +210,37 @@ class Completion:
     confirmed: bool = True
     expires_at: int = 0
     undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a look-up found out about an orphan. Made by its class methods."""
+
+    kind: Literal["completed", "retry", "pending", "manual"]
+    body: object = None
+    status: int = 200
+    headers: Mapping[str, str] | None = None
+    reason: str = ""
+
+    @classmethod
+    def completed(cls, body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Settlement:
+        """The effect is there: the answer to give, as a view returns it. A 4xx makes the record ``failed``."""
+        return cls("completed", body, status, headers)
+
+    @classmethod
+    def retry(cls) -> Settlement:
+        """The effect is certainly not there: safe to run again. Believed from a look-up that started late enough."""
+        return cls("retry")
+
+    @classmethod
+    def pending(cls) -> Settlement:
+        """Nobody can tell yet: look again later."""
+        return cls("pending")
+
+    @classmethod
+    def manual(cls, reason: str) -> Settlement:
+        """A human must decide. The key answers ``indeterminate`` until then."""
+        return cls("manual", reason=reason)
 
 
 class Completed(str, enum.Enum):

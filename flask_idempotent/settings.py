@@ -21,10 +21,6 @@ __all__ = ["MAKE_FERNET_KEY", "PREFIX", "Settings", "load_settings", "outlives",
 #: What this version can't do yet: the values that a key refuses, or ``None`` for all but the default.
 NOT_YET: dict[str, tuple[object, ...] | None] = {
     "MODE": ("log",),
-    "DURABLE": ("intent",),
-    "SETTLE_AFTER": None,
-    "PROVIDERS": None,
-    "RECONCILE_TRIES": None,
     "QUEUE": None,
     "SWEEP_CRON": None,
     "RECONCILE_CRON": None,

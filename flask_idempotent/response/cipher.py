@@ -56,6 +56,32 @@ class Cipher:
             raise EncryptionError("what is stored can't be parsed") from error
         return StoredResponse(status, pairs, None if kind is BodyKind.NONE else body, kind)
 
+    def seal_text(self, digest: str, text: bytes) -> bytes:
+        """Some bytes as they are stored for the record ``digest``: the id of the key, and the token."""
+        if not self._newest:
+            return b":" + text
+        token = self._fernets[self._newest].encrypt(digest.encode("ascii") + b"\n" + text)
+        return self._newest.encode("ascii") + b":" + token
+
+    def open_text(self, digest: str, kept: bytes) -> bytes:
+        """Those bytes in clear.
+
+        :raises EncryptionError: the key is not among ours, or what is stored was changed.
+        """
+        name, _, rest = kept.partition(b":")
+        if not name:
+            return rest
+        fernet = self._fernets.get(name.decode("ascii", "replace"))
+        if fernet is None:
+            raise EncryptionError("what is stored was encrypted with a key that is not in IDEMPOTENT_FERNET_KEYS")
+        try:
+            owner, _, text = fernet.decrypt(rest).partition(b"\n")
+        except InvalidToken as error:
+            raise EncryptionError("what is stored was changed, or is damaged") from error
+        if not hmac.compare_digest(owner, digest.encode("ascii")):
+            raise EncryptionError("what is stored belongs to another record")
+        return text
+
     def _decrypt(self, digest: str, kept: KeptResponse) -> tuple[int, bytes, bytes]:
         fernet = self._fernets.get(kept.cipher)
         if fernet is None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from ..errors import StoreUnavailable
 from ..records import Claim, ClaimReply, Completion, CompletionReply, Record, Scope
 
-__all__ = ["NotCommitted", "Released", "Store"]
+__all__ = ["NotCommitted", "Released", "SettlingStore", "Store"]
 
 
 class NotCommitted(StoreUnavailable):
@@ -53,3 +53,28 @@ class Store(Protocol):
 
     def read(self, scope: Scope) -> Record | None:
         """The record as it stands, for operators and tests."""
+
+
+class SettlingStore(Store, Protocol):
+    """A store of records whose effect is outside: an unknown outcome is settled before anything is sent again."""
+
+    def suspend(self, claim: Claim, *, reason: str) -> None:
+        """Nobody knows whether the effect happened."""
+
+    def note(self, claim: Claim, context: bytes) -> bool:
+        """Keep what the work noted, at once. ``False``: the claim is not ours any more."""
+
+    def first_use(self, claim: Claim, name: str) -> int:
+        """How long ago a provider's key was first handed out (ms), noted before it is handed out."""
+
+    def since_first_use(self, claim: Claim) -> int | None:
+        """How long ago the first of all keys was handed out (ms); ``None`` where none ever was."""
+
+    def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
+        """The verdict that it happened: what is stored now. ``None``: somebody else settled meanwhile."""
+
+    def settle_retry(self, claim: Claim, orphan: Record) -> ClaimReply | None:
+        """The verdict that it did not happen: ``CLAIMED``, for the next attempt. ``None``: somebody else settled."""
+
+    def settle_later(self, claim: Claim, orphan: Record, *, pause_ms: int, reason: str) -> None:
+        """No verdict yet: the next look-up is allowed after a pause."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from ..errors import StoreUnavailable
 from ..records import (
@@ -20,17 +21,24 @@ from ..records import (
     State,
     Verdict,
 )
-from .base import NotCommitted, Released
+from .backing import backing
+from .base import NotCommitted, Released, Store
+from .intent import IntentStore
 from .redis import RedisStore
-from .sql import SqlStore
-from .transaction import shared
 
-__all__ = ["DurableStore"]
+__all__ = ["DurableIntentStore", "DurableStore"]
 
 log = logging.getLogger("flask_idempotent")
 
 #: A Redis copy whose body is in the database alone.
 MIRRORED = "mirrored"
+
+
+class Back(Store, Protocol):
+    """A store in the database."""
+
+    def judge(self, claim: Claim) -> ClaimReply | None:
+        """What the committed row says to a claim, without claiming. ``None`` where a claim is to be made."""
 
 
 class DurableStore:
@@ -43,13 +51,13 @@ class DurableStore:
     :param inline_body: bytes; a larger body is kept in the database alone.
     """
 
-    def __init__(self, front: RedisStore, back: SqlStore, *, inline_body: int) -> None:
+    def __init__(self, front: RedisStore, back: Back, *, inline_body: int) -> None:
         self._front = front
-        self._back = back
+        self._back: Back = back
         self._inline_body = inline_body
 
     def claim(self, claim: Claim) -> ClaimReply:
-        transaction = shared(claim)
+        held = backing(claim)
         try:
             said = self._front.claim(claim)
         except StoreUnavailable:
@@ -58,13 +66,13 @@ class DurableStore:
             answer = self._without_claim(claim, said)
             if answer is not None:
                 return answer
-        transaction.fronted = said is not None and said.verdict is Verdict.CLAIMED
+        held.fronted = said is not None and said.verdict is Verdict.CLAIMED
         try:
             reply = self._back.claim(claim)
         except StoreUnavailable:
             self._give_back(claim)
             raise
-        if reply.verdict is Verdict.CLAIMED:
+        if reply.verdict in (Verdict.CLAIMED, Verdict.SETTLE):
             return reply
         if reply.verdict is Verdict.REPLAY and reply.record is not None:
             self._write_back(claim, reply.record)
@@ -73,11 +81,15 @@ class DurableStore:
         return reply
 
     def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
-        """Prolong the leases in front. One that Redis lost is no loss: the row is held by its transaction."""
-        fronted = [claim for claim in claims if shared(claim).fronted]
+        """Prolong the leases, the database's first: that is the one that counts. One that Redis lost is no loss."""
+        held = self._back.renew(claims)
+        fronted = [claim for claim in claims if backing(claim).fronted]
         if fronted:
-            self._front.renew(fronted)
-        return [True] * len(claims)
+            try:
+                self._front.renew(fronted)
+            except StoreUnavailable:
+                log.info("leases in Redis could not be prolonged; duplicates ask the database")
+        return held
 
     def complete(self, completion: Completion) -> CompletionReply:
         try:
@@ -123,7 +135,7 @@ class DurableStore:
 
     def _give_back(self, claim: Claim) -> None:
         """A claim in front that the database didn't agree to leaves nothing."""
-        if not shared(claim).fronted:
+        if not backing(claim).fronted:
             return
         try:
             self._front.release(claim, reason="", forget=True)
@@ -136,7 +148,7 @@ class DurableStore:
             self._copy(claim, record.state, record.response, record.reason, record.expires_at)
 
     def _copy(self, claim: Claim, state: State, response: KeptResponse, reason: str, expires_at: int) -> None:
-        if not shared(claim).fronted:
+        if not backing(claim).fronted:
             return
         if len(response.body) > self._inline_body and response.kind == BodyKind.FULL.value:
             response = dataclasses.replace(response, headers=b"[]", body=b"", kind=MIRRORED, cipher="")
@@ -146,3 +158,44 @@ class DurableStore:
             )
         except StoreUnavailable:
             log.info("the copy in Redis could not be written; the next repeat is answered from the database")
+
+
+class DurableIntentStore(DurableStore):
+    """The Store of routes whose effect is outside: the same, and an unknown outcome is settled in the database."""
+
+    def __init__(self, front: RedisStore, back: IntentStore, *, inline_body: int) -> None:
+        super().__init__(front, back, inline_body=inline_body)
+        self._rows = back
+
+    def suspend(self, claim: Claim, *, reason: str) -> None:
+        self._rows.suspend(claim, reason=reason)
+        self._give_back(claim)
+
+    def note(self, claim: Claim, context: bytes) -> bool:
+        return self._rows.note(claim, context)
+
+    def first_use(self, claim: Claim, name: str) -> int:
+        return self._rows.first_use(claim, name)
+
+    def since_first_use(self, claim: Claim) -> int | None:
+        return self._rows.since_first_use(claim)
+
+    def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
+        record = self._rows.settle_completed(claim, orphan, completion)
+        if record is None:
+            self._give_back(claim)
+        else:
+            self._write_back(claim, record)
+        return record
+
+    def settle_retry(self, claim: Claim, orphan: Record) -> ClaimReply | None:
+        reply = self._rows.settle_retry(claim, orphan)
+        if reply is None:
+            self._give_back(claim)
+        return reply
+
+    def settle_later(self, claim: Claim, orphan: Record, *, pause_ms: int, reason: str) -> None:
+        try:
+            self._rows.settle_later(claim, orphan, pause_ms=pause_ms, reason=reason)
+        finally:
+            self._give_back(claim)

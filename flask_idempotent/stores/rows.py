@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hmac
 import logging
+import random
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import Connection, Engine, Row
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ..errors import StoreUnavailable, UnreadableRecord
 from ..records import FINISHED, FORMAT, Claim, ClaimReply, Fingerprint, KeptResponse, Record, Scope, State, Verdict
+from .faults import Fault, fault_of
 from .statements import Statements
 
-__all__ = ["Rows", "away", "key_of"]
+__all__ = ["Rows", "away", "claim_parameters", "key_of", "lock_number"]
 
 log = logging.getLogger("flask_idempotent")
+
+#: How often a short transaction is tried.
+TRIES = 5
 
 T = TypeVar("T")
 
@@ -41,6 +47,27 @@ class Rows:
                 return work(connection)
         except SQLAlchemyError as error:
             raise away(error) from error
+
+    def settled(self, work: Callable[[Connection], T]) -> T:
+        """Like :meth:`fresh`, at READ COMMITTED, and tried again after a deadlock, a serialization failure or a lock
+        that another statement held for a moment. The work must be safe to send twice.
+
+        :raises StoreUnavailable: the database is away, or too busy.
+        """
+        for attempt in range(TRIES):
+            try:
+                with self._engine().connect() as connection:
+                    if connection.dialect.name != "sqlite":
+                        connection = connection.execution_options(isolation_level="READ COMMITTED")
+                    with connection.begin():
+                        return work(connection)
+            except DBAPIError as error:
+                if fault_of(error) is Fault.AWAY or attempt == TRIES - 1:
+                    raise away(error) from error
+                time.sleep(random.uniform(0.005, 0.02) * 2**attempt)
+            except SQLAlchemyError as error:
+                raise away(error) from error
+        raise AssertionError("unreachable")
 
     def read(self, scope: Scope) -> Record | None:
         """The record as it stands."""
@@ -99,6 +126,9 @@ class Rows:
             context=bytes(row.context or b""),
             reason=row.reason,
             confirmed=True,
+            unknown_since=row.unknown_since or 0,
+            settle_tries=row.settle_tries,
+            read_at=row.now,
         )
 
     def _answer(self, connection: Connection, row: Row[Any]) -> KeptResponse:
@@ -121,6 +151,35 @@ class Rows:
 def key_of(scope: Scope) -> dict[str, str]:
     """The parameters that name a key."""
     return {"p_tenant": scope.tenant or "", "p_endpoint": scope.endpoint, "p_digest": scope.digest}
+
+
+def claim_parameters(claim: Claim, old: Row[Any] | None, *, lease_ms: int = 0) -> dict[str, Any]:
+    """What a claim writes into its row.
+
+    :param old: the row that it replaces: its number is outrun, and a released one's life goes on.
+    :param lease_ms: 0 for a row that its transaction holds.
+    """
+    fingerprint = claim.fingerprints[0]
+    former = old if old is not None and old.status == State.RELEASED.value else None
+    return {
+        "v_tenant_id": claim.scope.tenant or "",
+        "v_endpoint": claim.scope.endpoint,
+        "v_key_digest": claim.scope.digest,
+        "v_principal": claim.principal,
+        "v_binding": claim.binding,
+        "v_recipe": fingerprint.recipe,
+        "v_request_hash": fingerprint.value,
+        "v_claim_token": claim.token,
+        "v_attempt": former.attempt + 1 if former is not None else 1,
+        "least_version": old.lock_version + 1 if old is not None else 0,
+        "first_created": former.created_at if former is not None else 0,
+        "lease_ms": lease_ms,
+    }
+
+
+def lock_number(scope: Scope) -> int:
+    """The number of PostgreSQL's advisory lock on a key: whoever holds the key holds it, and nobody waits for it."""
+    return int(scope.digest[:16], 16) - 2**63
 
 
 def away(error: SQLAlchemyError) -> StoreUnavailable:

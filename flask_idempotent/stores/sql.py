@@ -29,7 +29,7 @@ from ..records import (
 from .base import NotCommitted, Released
 from .faults import Fault, fault_of
 from .models import Tables
-from .rows import Rows, away, key_of
+from .rows import Rows, away, claim_parameters, key_of, lock_number
 from .statements import Statements
 from .transaction import OuterEnded, Transaction, shared
 
@@ -203,25 +203,10 @@ class SqlStore:
         elif dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False):
             # MySQL can't bound one INSERT's wait; a row that is open already is found without waiting.
             connection.execute(self._sql.row_alone, key_of(claim.scope))
-        fingerprint = claim.fingerprints[0]
-        # An attempt of the same key's life, not of an expired one.
-        former = old if old is not None and old.status == State.RELEASED.value else None
-        parameters = {
-            "v_tenant_id": claim.scope.tenant or "",
-            "v_endpoint": claim.scope.endpoint,
-            "v_key_digest": claim.scope.digest,
-            "v_principal": claim.principal,
-            "v_binding": claim.binding,
-            "v_recipe": fingerprint.recipe,
-            "v_request_hash": fingerprint.value,
-            "v_claim_token": claim.token,
-            "v_attempt": former.attempt + 1 if former is not None else 1,
-            "least_version": old.lock_version + 1 if old is not None else 0,
-            "first_created": former.created_at if former is not None else 0,
-        }
+        parameters = claim_parameters(claim, old)
         statement = self._sql.insert(connection.dialect)
         if dialect.name == "postgresql":
-            parameters["lock"] = int(claim.scope.digest[:16], 16) - 2**63
+            parameters["lock"] = lock_number(claim.scope)
             return connection.execute(statement, parameters).one_or_none()
         if getattr(dialect, "is_mariadb", False):
             _without_waiting(connection, statement, parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import bindparam, case, delete, func, insert, literal, null, select, update
+from sqlalchemy import bindparam, case, delete, func, insert, literal, null, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
@@ -12,7 +12,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ..records import State
 from .models import Tables, now_ms
 
-__all__ = ["Statements"]
+__all__ = ["FIRST_USE", "Statements"]
 
 #: Columns of a key's row that its end writes.
 FINAL = ("status", "reason", "response_code", "completed_at", "expires_at", "expires_day", "tombstone_until")
@@ -29,6 +29,8 @@ ANSWER = (
     ("cipher", "r", "cipher"),
 )
 
+#: What the names of steps begin with that note when a provider's key was first handed out.
+FIRST_USE = "provider:"
 #: Columns of a key's row that its claim writes from parameters.
 CLAIM = (
     "tenant_id",
@@ -117,6 +119,117 @@ class Statements:
             )
         )
         self._inserts: dict[str, Any] = {}
+        self._lease_statements(this, token)
+
+    def _lease_statements(self, this: tuple[ColumnElement[bool], ...], token: ColumnElement[bool]) -> None:
+        """Those for rows that are committed and leased. Each is compare-and-swap: on the token and state of the claim
+        that it belongs to, or on the number (``p_version``) of the row as it was read."""
+        keys, responses = self._tables.keys, self._tables.responses
+        seen = (*this, keys.c.lock_version == bindparam("p_version"))
+        open_ = keys.c.status == State.IN_PROGRESS.value
+        unknown = keys.c.status == State.INDETERMINATE.value
+        lapsed = keys.c.locked_until + bindparam("skew_ms", type_=keys.c.locked_until.type) <= now_ms()
+        lease = now_ms() + bindparam("lease_ms", type_=keys.c.locked_until.type)
+        risen = case((keys.c.lock_version + 1 > now_ms(), keys.c.lock_version + 1), else_=now_ms())
+        reason = bindparam("v_reason", type_=keys.c.reason.type)
+        mine = keys.c.settle_token == bindparam("p_token")
+        settling = {"settle_token": bindparam("p_token"), "lock_version": risen, "locked_until": lease}
+        # (An assignment on MySQL sees the columns that were assigned before it: unknown_since comes first.)
+        lapse = {"unknown_since": keys.c.locked_until, "status": State.INDETERMINATE.value, "reason": reason}
+        running = {
+            "status": State.IN_PROGRESS.value,
+            "claim_token": bindparam("p_token"),
+            "attempt": keys.c.attempt + 1,
+            "lock_version": risen,
+            "locked_until": lease,
+            "recipe": bindparam("v_recipe", type_=keys.c.recipe.type),
+            "request_hash": bindparam("v_request_hash", type_=keys.c.request_hash.type),
+            "settle_token": "",
+            "settle_tries": 0,
+            "unknown_since": null(),
+            "expires_at": null(),
+            "reason": "",
+        }
+
+        #: A lapsed row becomes unknown, its outcome ours to settle; old token and attempt stay until the verdict.
+        self.take_lapsed = update(keys).where(*seen, open_, lapsed).ordered_values(*{**lapse, **settling}.items())
+        #: The same for a row that is unknown already, where nobody is at it.
+        self.take_unknown = update(keys).where(*seen, unknown, (keys.c.settle_token == "") | lapsed).values(settling)
+        #: Another run of a released row; and of an orphan that turned out not to have happened.
+        self.run_released = update(keys).where(*seen, keys.c.status == State.RELEASED.value).values(running)
+        self.run_orphan = update(keys).where(*seen, unknown, mine).values(running)
+        #: No verdict yet: others may look after ``lease_ms``.
+        self.leave_unknown = (
+            update(keys)
+            .where(*seen, unknown, mine)
+            .values(settle_token="", settle_tries=keys.c.settle_tries + 1, locked_until=lease, reason=reason)
+        )
+        final = {name: bindparam(f"v_{name}", type_=keys.c[name].type) for name in FINAL}
+        ended = {**final, "settle_token": "", "locked_until": null()}
+        #: The verdict that it happened.
+        self.finish_orphan = update(keys).where(*seen, unknown, mine).values(ended)
+        #: The end by the attempt itself, in time or late: no newer attempt has claimed.
+        attempt = keys.c.attempt == bindparam("p_attempt", type_=keys.c.attempt.type)
+        unfinished = (State.IN_PROGRESS.value, State.INDETERMINATE.value, State.RELEASED.value)
+        self.finish_attempt = update(keys).where(*this, token, attempt, keys.c.status.in_(unfinished)).values(ended)
+        answer = {
+            name: bindparam(f"{kind}_{parameter}", type_=responses.c[name].type)
+            for name, kind, parameter in ANSWER
+            if name != "lock_version"
+        }
+        self.answer_row = insert(responses).from_select(
+            [*answer, "lock_version"], select(*answer.values(), keys.c.lock_version).where(*this)
+        )
+        #: A claim that ends without an answer: unknown, or given back.
+        self.suspend = (
+            update(keys)
+            .where(*this, token, attempt, open_)
+            .values(status=State.INDETERMINATE.value, unknown_since=now_ms(), locked_until=now_ms(), reason=reason)
+        )
+        self.release = (
+            update(keys)
+            .where(*this, token, attempt, keys.c.status.in_(unfinished[:2]))
+            .values(
+                status=State.RELEASED.value,
+                locked_until=null(),
+                unknown_since=null(),
+                settle_token="",
+                expires_at=now_ms() + bindparam("ttl_ms", type_=keys.c.expires_at.type),
+                reason=reason,
+            )
+        )
+        self.note = (
+            update(keys).where(*this, token, open_).values(context=bindparam("v_context", type_=keys.c.context.type))
+        )
+        steps = self._tables.steps
+        these = (
+            steps.c.tenant_id == bindparam("p_tenant"),
+            steps.c.endpoint == bindparam("p_endpoint"),
+            steps.c.key_digest == bindparam("p_digest"),
+        )
+        #: How long ago a step began, in milliseconds; and the longest of all that hand out keys.
+        self.since_step = select(now_ms() - steps.c.began_at).where(*these, steps.c.step == bindparam("s_step"))
+        self.since_first_use = select(now_ms() - func.min(steps.c.began_at)).where(
+            *these, steps.c.step.like(f"{FIRST_USE}%")
+        )
+        self.begin_step = insert(steps).values(
+            tenant_id=bindparam("p_tenant"),
+            endpoint=bindparam("p_endpoint"),
+            key_digest=bindparam("p_digest"),
+            step=bindparam("s_step"),
+            item=0,
+            status="begun",
+            began_at=now_ms(),
+        )
+        self.drop_steps = delete(steps).where(*these)
+        which = tuple_(keys.c.tenant_id, keys.c.endpoint, keys.c.key_digest).in_(bindparam("p_keys", expanding=True))
+        held = (which, keys.c.claim_token.in_(bindparam("p_tokens", expanding=True)), open_)
+        self.renew = (
+            update(keys)
+            .where(*held)
+            .values(locked_until=case((keys.c.locked_until > lease, keys.c.locked_until), else_=lease))
+        )
+        self.held = select(keys.c.claim_token).where(*held)
 
     def insert(self, dialect: Dialect) -> Any:
         """The INSERT of a key's row. On PostgreSQL it waits for nobody, and returns what the claim learns of its row:
@@ -133,9 +246,11 @@ class Statements:
         }
         least = bindparam("least_version", type_=keys.c.lock_version.type)
         first = bindparam("first_created", type_=keys.c.created_at.type)
+        lease = bindparam("lease_ms", type_=keys.c.locked_until.type)
         values["status"] = literal(State.IN_PROGRESS.value, keys.c.status.type)
         values["lock_version"] = case((least > now_ms(), least), else_=now_ms())
         values["created_at"] = case((first > 0, first), else_=now_ms())
+        values["locked_until"] = case((lease > 0, now_ms() + lease), else_=null())
         if dialect.name != "postgresql":
             return insert(keys).values(values)
         # Whoever holds the key holds this lock until the transaction ends.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError, SAWarning, SQLAlchemyError
 
+from .backing import Backing
+
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.orm import Session
@@ -30,16 +32,15 @@ class OuterEnded(Exception):
     """The view ended the transaction that it was to share: by a raw COMMIT, by DDL, by ``connection().commit()``."""
 
 
-class Transaction:
+class Transaction(Backing):
     """A connection of the app's engine in a transaction of ours. The app's sessions join it while the view runs.
 
     :param engine: the engine that the view writes to, and that holds the tables.
     """
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self.engine = engine
-        #: Whether the claim is also held in front, in Redis.
-        self.fronted = False
         #: The number of the key's row, and of its answer.
         self.fence = 0
         #: The database's own number of the transaction, where it has one: it tells whether somebody ended it.
@@ -155,5 +156,5 @@ def _is_cut(error: Exception) -> bool:
 
 def shared(claim: Claim) -> Transaction:
     """The transaction that a claim of a ``transaction`` route came with."""
-    assert isinstance(claim.transaction, Transaction)
-    return claim.transaction
+    assert isinstance(claim.backing, Transaction)
+    return claim.backing

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 from flask import Blueprint, Flask, appcontext_pushed
 from flask.globals import app_ctx
+from sqlalchemy import Engine as SqlEngine
 from sqlalchemy import MetaData
 
 from ..call import ENVIRON_KEY
@@ -20,8 +21,10 @@ from ..heartbeat import heartbeat
 from ..keywords import keywords_from
 from ..response.cipher import Cipher
 from ..settings import load_settings
+from ..settling import IntentEngine
 from ..stores.connect import RedisClient, connect, require_bytes
-from ..stores.durable import DurableStore
+from ..stores.durable import DurableIntentStore, DurableStore
+from ..stores.intent import IntentStore
 from ..stores.models import add_tables
 from ..stores.redis import RedisStore
 from ..stores.sql import SqlStore
@@ -80,12 +83,21 @@ class Idempotent:
         beats = heartbeat if settings.heartbeat else None
         waiters = threading.Semaphore(settings.max_waiters)
         engine = Engine(front, cipher, sender=app, heartbeat=beats, waiters=waiters)
-        durable_engine = session = None
+        durable_engine = intent_engine = session = None
         if db is not None:
             session = SharedSession(app, db, settings.bind_key)
-            back = SqlStore(lambda: session.engine, add_tables(_metadata(db, settings.bind_key)))
+            tables = add_tables(_metadata(db, settings.bind_key))
+
+            def engine_of(session: SharedSession = session) -> SqlEngine:
+                return session.engine
+
+            back = SqlStore(engine_of, tables)
             store = DurableStore(front, back, inline_body=settings.inline_body)
             durable_engine = Engine(store, cipher, sender=app, heartbeat=beats, waiters=waiters)
+            outside = DurableIntentStore(front, IntentStore(engine_of, tables), inline_body=settings.inline_body)
+            intent_engine = IntentEngine(
+                outside, cipher, sender=app, heartbeat=beats, waiters=waiters, tries=settings.reconcile_tries
+            )
         protection = Protection(
             app,
             settings,
@@ -93,6 +105,7 @@ class Idempotent:
             self._loaders,
             declarations=self._declarations,
             durable_engine=durable_engine,
+            intent_engine=intent_engine,
             shared_session=session,
         )
         app.extensions[EXTENSION] = protection

@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response
 from ..call import Call
 from ..policy import Policy
 
-__all__ = ["Fate", "Outcome", "decide", "own_status", "without_answer"]
+__all__ = ["Fate", "Outcome", "decide", "own_status", "unanswered", "without_answer"]
 
 log = logging.getLogger("flask_idempotent")
 
@@ -20,6 +20,7 @@ class Fate(enum.Enum):
     KEEP = enum.auto()  #: the answer, whole
     MARK = enum.auto()  #: that it is done, with the view's own status; the answer the client got is not the view's
     RELEASE = enum.auto()
+    SUSPEND = enum.auto()  #: nobody knows whether the effect outside happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,26 @@ def decide(call: Call, response: Response) -> Outcome:
     own_kept = own is not None and call.policy.keeps(own)
     if own is not None and own_kept and status >= 500 > own:
         return without_answer(call, own, "a later layer broke the answer")
-    if _keeps(call.policy, response):
+    said = _said(call.policy, response)
+    if said == "store":
         return Outcome(Fate.KEEP, status)
+    if said == "release":
+        return Outcome(Fate.RELEASE, status, "the outcome callable said so")
     if own is not None and own_kept and call.returned and own != status:
         return without_answer(call, own, "a later layer replaced the answer")
-    return Outcome(Fate.RELEASE, status, f"status {status}")
+    return unanswered(call, status, f"status {status}")
 
 
 def without_answer(call: Call, status: int, reason: str) -> Outcome:
     """The work is done, and its answer is not there to be kept."""
-    return Outcome(Fate.RELEASE if call.policy.durable == "transaction" else Fate.MARK, status, reason)
+    if call.policy.durable:
+        return unanswered(call, status, reason)
+    return Outcome(Fate.MARK, status, reason)
+
+
+def unanswered(call: Call, status: int, reason: str) -> Outcome:
+    """The work ended without an answer that is kept. Where its effect is outside, nobody knows what it did."""
+    return Outcome(Fate.SUSPEND if call.policy.durable == "intent" else Fate.RELEASE, status, reason)
 
 
 def own_status(value: object) -> int:
@@ -66,15 +77,17 @@ def own_status(value: object) -> int:
     return value.status_code if isinstance(value, Response) else 200
 
 
-def _keeps(policy: Policy, response: Response) -> bool:
+def _said(policy: Policy, response: Response) -> str:
+    """``store``, ``release`` as the route's own callable has it, or ``not kept`` by status."""
+    by_status = "store" if policy.keeps(response.status_code) else "not kept"
     if policy.outcome_callable is None:
-        return policy.keeps(response.status_code)
+        return by_status
     try:
         said = policy.outcome_callable(response)
     except Exception:
         log.exception("the outcome callable failed; the default table decides")
-        return policy.keeps(response.status_code)
+        return by_status
     if said not in ("store", "release"):
         log.error("the outcome callable said neither 'store' nor 'release'; the default table decides")
-        return policy.keeps(response.status_code)
-    return said == "store"
+        return by_status
+    return said

@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from typing import cast
 
 from flask import Flask, after_this_request, current_app, request
 from werkzeug.exceptions import InternalServerError
@@ -28,8 +29,11 @@ from ..response.snapshot import (
     snapshot,
 )
 from ..settings import Settings
+from ..settling import IntentEngine
+from ..stores.backing import Lease
 from .claims import Loaders, header_key, make_claim
-from .outcome import Fate, Outcome, decide, without_answer
+from .intent import equip
+from .outcome import Fate, Outcome, decide, unanswered, without_answer
 from .problems import own_handler, problem_response
 from .routes import Declaration, Routes
 from .session import SharedSession
@@ -44,7 +48,8 @@ class Protection:
     """The state of the extension in one app.
 
     :param engine: the protocol over Redis alone.
-    :param durable_engine: the protocol over Redis and the database; ``None`` in an app without ``db``.
+    :param durable_engine: the protocol over Redis and the database, and ``intent_engine`` where the effect is outside;
+        ``None`` in an app without ``db``.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Protection:
         *,
         declarations: list[Declaration],
         durable_engine: Engine | None = None,
+        intent_engine: IntentEngine | None = None,
         shared_session: SharedSession | None = None,
     ) -> None:
         self.settings = settings
@@ -66,6 +72,7 @@ class Protection:
         self._app = app
         self._loaders = loaders
         self._durable_engine = durable_engine
+        self._intent_engine = intent_engine
         self._shared_session = shared_session
         self._verified = False
         # Reentrant: checking the database pushes an app context, which asks for verification in a command.
@@ -100,12 +107,13 @@ class Protection:
     def _engine_for(self, policy: Policy, endpoint: str) -> Engine:
         if not policy.durable:
             return self.engine
-        if self._durable_engine is None:
+        engine = self._intent_engine if policy.durable == "intent" else self._durable_engine
+        if engine is None:
             raise ConfigurationError(
                 f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's "
                 "object to init_app(app, db=db)"
             )
-        return self._durable_engine
+        return engine
 
     # -- around the view -------------------------------------------------------------------------------------------
 
@@ -155,7 +163,10 @@ class Protection:
             self._run_unprotected(call)
             return None
         if call.policy.durable == "transaction" and self._shared_session is not None:
-            claim = dataclasses.replace(claim, transaction=self._shared_session.prepare())
+            claim = dataclasses.replace(claim, backing=self._shared_session.prepare())
+        elif call.policy.durable == "intent":
+            claim = dataclasses.replace(claim, backing=Lease(), settle_after_ms=call.policy.settle_after_ms)
+            equip(self._app, self.settings, call, cast("Mark", call.mark), claim)
         try:
             replay = call.engine.claim(call, claim)
             if replay is not None:
@@ -235,8 +246,10 @@ class Protection:
         try:
             if call.returned and own is not None and call.policy.keeps(own):
                 self._end(call, without_answer(call, own, "no answer reached the client"))
+            elif call.entered:
+                self._end(call, unanswered(call, 0, "the request ended without an answer"))
             else:
-                call.engine.release(call, reason="the request ended without an answer")
+                call.engine.release(call, reason="the view was not reached")
         except IdempotencyError:
             # Another request holds the key by now; there is nobody left to tell.
             call.settled = True
@@ -268,6 +281,8 @@ class Protection:
         """An end without an answer to keep: given back, or kept that the work was done."""
         if outcome.fate is Fate.RELEASE:
             call.engine.release(call, reason=outcome.reason)
+        elif outcome.fate is Fate.SUSPEND:
+            cast("IntentEngine", call.engine).suspend(call, reason=outcome.reason)
         else:
             done = StoredResponse(outcome.status, headers, None, BodyKind.NONE)
             call.engine.complete(call, finished_state(outcome.status), done, reason=outcome.reason)

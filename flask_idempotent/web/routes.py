@@ -149,6 +149,7 @@ class Routes:
                 except ConfigurationError as error:
                     problems.append(str(error))
                 else:
+                    problems += _unsettled(endpoint, policy, mark)
                     policies.append(policy)
                     warnings.extend(policy_warnings(policy, self._settings, where=f"view {endpoint!r}"))
             if found.mark is None and not found.by_method and found.view is not None:
@@ -279,6 +280,17 @@ def _decorators(
     for part in parts:
         found += list(chain_of(part))[:-1]
     return found
+
+
+def _unsettled(endpoint: str, policy: Policy, mark: Mark) -> list[str]:
+    """An ``intent`` route must say who finds out about an attempt that ended without an answer."""
+    known = mark.reconciler or mark.keywords.reconcile or policy.recovery in ("manual", "abandon")
+    if policy.durable != "intent" or known:
+        return []
+    return [
+        f"view {endpoint!r}: durable='intent' needs a reconciler, which finds out what became of an attempt that ended "
+        "without an answer: register one with @view.reconciler or reconcile=, or state recovery='manual' or 'abandon'"
+    ]
 
 
 def _unreached(served: dict[Mark, set[str]]) -> list[str]:

@@ -37,15 +37,23 @@ class SharedSession:
         self._app = app
         self._db = db
         self._bind_key = bind_key
+        self._engine: Engine | None = None
         _join_class(db)
 
     @property
     def engine(self) -> Engine:
-        """The app's engine of the bind. Needs an app context.
+        """The app's engine of the bind.
 
         :raises ConfigurationError: there is no such bind, or its database can't be shared by two connections.
         """
-        engines = self._db.engines
+        if self._engine is None:
+            self._engine = self._find_engine()
+        return self._engine
+
+    def _find_engine(self) -> Engine:
+        # Also for threads without an app context, such as the heartbeat's.
+        with self._app.app_context():
+            engines = self._db.engines
         if self._bind_key not in engines:
             raise ConfigurationError(
                 f"IDEMPOTENT_BIND_KEY: the app has no bind {self._bind_key!r} (it has {', '.join(map(repr, engines))})"
@@ -63,8 +71,7 @@ class SharedSession:
 
         :raises ConfigurationError: see :attr:`engine`.
         """
-        with self._app.app_context():
-            _ = self.engine
+        _ = self.engine
 
     def prepare(self) -> Transaction:
         """A transaction for this request. What the guards did is committed first: it must not hang on the view, and
@@ -123,7 +130,7 @@ def _current_transaction() -> Transaction | None:
     call: Call | None = request.environ.get(ENVIRON_KEY)
     if call is None or call.claim is None:
         return None
-    transaction = call.claim.transaction
+    transaction = call.claim.backing
     return transaction if isinstance(transaction, Transaction) and transaction.is_open else None
 
 

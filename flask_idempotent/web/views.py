@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from flask import current_app
 from werkzeug.exceptions import HTTPException
@@ -27,7 +27,8 @@ _MARK = "_idempotent_mark"
 _BELOW = "_idempotent_marks_above"
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 class Mark:
@@ -37,7 +38,7 @@ class Mark:
     :param declared: it comes from ``protect()``; a mark nearer to the work goes before it.
     """
 
-    __slots__ = ("declared", "keywords", "name", "view")
+    __slots__ = ("declared", "keywords", "name", "reconciler", "view")
 
     def __init__(
         self, keywords: Keywords, name: str, *, view: Callable[..., Any] | None = None, declared: bool = False
@@ -46,6 +47,13 @@ class Mark:
         self.name = name
         self.view = view
         self.declared = declared
+        #: Set by ``@view.reconciler``.
+        self.reconciler: Callable[..., Any] | None = None
+
+    def register_reconciler(self, reconciler: C) -> C:
+        """``@create_charge.reconciler``: finds out what became of an attempt that ended without an answer."""
+        self.reconciler = reconciler
+        return reconciler
 
 
 class Deliver(HTTPException):
@@ -63,12 +71,21 @@ class Deliver(HTTPException):
         super().__init__(response=response)
 
 
-@overload
-def idempotent(view: Callable[P, R], /) -> Callable[P, R]: ...
+class ProtectedView(Protocol[P, R]):
+    """A view behind its protection."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def reconciler(self, reconciler: C, /) -> C:
+        """Register what finds out about an attempt that ended without an answer: ``(Orphan) -> Settlement``."""
 
 
 @overload
-def idempotent(**keywords: object) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def idempotent(view: Callable[P, R], /) -> ProtectedView[P, R]: ...
+
+
+@overload
+def idempotent(**keywords: object) -> Callable[[Callable[P, R]], ProtectedView[P, R]]: ...
 
 
 def idempotent(view: Callable[..., Any] | None = None, /, **keywords: object) -> Callable[..., Any]:
@@ -127,6 +144,7 @@ def protect_view(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
             return _returned(call, value)
 
     setattr(wrapper, _MARK, mark)
+    wrapper.reconciler = mark.register_reconciler  # type: ignore[attr-defined]
     return wrapper
 
 
