@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
 import threading
@@ -26,7 +27,18 @@ from .errors import (
     StoreUnavailable,
 )
 from .heartbeat import Heartbeat
-from .records import BodyKind, Claim, ClaimReply, Completed, Completion, Record, State, StoredResponse, Verdict
+from .records import (
+    FINISHED,
+    BodyKind,
+    Claim,
+    ClaimReply,
+    Completed,
+    Completion,
+    Record,
+    State,
+    StoredResponse,
+    Verdict,
+)
 from .response.cipher import Cipher
 from .stores.base import NotCommitted, Released, Store
 
@@ -145,20 +157,25 @@ class Engine:
             return Settled(replay=replay, ours=False)
         raise self.refuse(call, LeaseLost(retry_after=retry_after(reply.wait_ms + claim.skew_ms)), claim)
 
-    def release(self, call: Call, *, reason: str) -> None:
-        """Give the claim back, so that the same request may run again. A finished record stays."""
+    def release(self, call: Call, *, reason: str) -> Replay | None:
+        """Give the claim back, so that the same request may run again. A finished record stays.
+
+        :returns: the winner's answer, where another request took the place of this one and is finished.
+        """
         claim = self._let_go(call)
         try:
             released = self.store.release(claim, reason=reason)
         except StoreUnavailable:
             call.settled = True
             log.error("record %s: the claim could not be given back; its lease lapses", _prefix(claim))
-            return
+            return None
         call.settled = True
         if released is Released.RELEASED:
             self._emit(signals.released, call, claim, state=State.RELEASED.value, reason=reason)
         elif released is Released.LOST:
             self._emit(signals.lease_lost, call, claim)
+            return self._winner(call, claim)
+        return None
 
     def renew(self, call: Call) -> None:
         """Prolong the lease to a full one from now.
@@ -213,6 +230,24 @@ class Engine:
         self._emit(signals.claimed, call, claim, state=State.IN_PROGRESS.value)
         if reply.reclaimed:
             self._emit(signals.reclaimed, call, claim, state=State.IN_PROGRESS.value, reason="lapsed")
+
+    def _winner(self, call: Call, claim: Claim) -> Replay | None:
+        """What the same request was answered with, by the one that took this one's place."""
+        try:
+            record = self.store.read(claim.scope)
+        except StoreUnavailable:
+            return None
+        if record is None or record.state not in FINISHED or record.token == claim.token:
+            return None
+        known = {fingerprint.recipe: fingerprint.value for fingerprint in claim.fingerprints}
+        same = (
+            hmac.compare_digest(record.principal, claim.principal)
+            and hmac.compare_digest(record.binding, claim.binding)
+            and hmac.compare_digest(
+                known.get(record.fingerprint.recipe, record.fingerprint.value), record.fingerprint.value
+            )
+        )
+        return self._open(call, claim, record) if same else None
 
     def _let_go(self, call: Call) -> Claim:
         """Ends the renewals: whatever the store says next, nothing is held open any longer than a lease."""

@@ -124,7 +124,10 @@ class Heartbeat:
                 held = beat in self._beats
                 self._beats.discard(beat)
             if held:
-                beat.on_lost()
+                try:
+                    beat.on_lost()
+                except Exception:
+                    log.exception("telling of a lost lease failed")
 
 
 #: The process's own.

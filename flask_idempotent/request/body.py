@@ -121,7 +121,7 @@ def read_body(request: Request, *, ignored: Collection[str] = ()) -> Body:
         parsed = "form" in request.__dict__
         length = request.content_length
         if parsed or (kind == "multipart" and (length is None or length > SMALL_UPLOAD)):
-            source = None if parsed else _count(request)
+            source = None if "stream" in request.__dict__ else _count(request)
             if request.form or request.files:
                 return Body(kind, form=_form(request.form, request.files, ignored))
             # Where no parts were found (there was no boundary, say) the stream may be as it came.

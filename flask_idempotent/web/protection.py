@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from flask import Flask, after_this_request, current_app, request
+from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import InternalServerError
 from werkzeug.wrappers import Response
 
@@ -257,8 +258,8 @@ class Protection:
     def _settle(self, call: Call, response: Response) -> Response:
         outcome = decide(call, response)
         if outcome.fate is not Fate.KEEP:
-            self._end(call, outcome)
-            return response
+            winner = self._end(call, outcome)
+            return response if winner is None else self._replayed(call, winner)
         policy = call.policy
         try:
             stored = snapshot(response, bound=policy.max_body, replay_header=policy.replay_header)
@@ -277,15 +278,19 @@ class Protection:
             response.headers[EXPIRES_HEADER] = http_expires(settled.expires_at)
         return response
 
-    def _end(self, call: Call, outcome: Outcome, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        """An end without an answer to keep: given back, or kept that the work was done."""
+    def _end(self, call: Call, outcome: Outcome, headers: tuple[tuple[str, str], ...] = ()) -> Replay | None:
+        """An end without an answer to keep: given back, or kept that the work was done.
+
+        :returns: the answer of another request that took this one's place meanwhile.
+        """
         if outcome.fate is Fate.RELEASE:
-            call.engine.release(call, reason=outcome.reason)
-        elif outcome.fate is Fate.SUSPEND:
+            return call.engine.release(call, reason=outcome.reason)
+        if outcome.fate is Fate.SUSPEND:
             cast("IntentEngine", call.engine).suspend(call, reason=outcome.reason)
         else:
             done = StoredResponse(outcome.status, headers, None, BodyKind.NONE)
             call.engine.complete(call, finished_state(outcome.status), done, reason=outcome.reason)
+        return None
 
     def _replayed(self, call: Call, replay: Replay, *, marked: bool = True) -> Response:
         """The response of a kept answer.
@@ -307,7 +312,8 @@ class Protection:
         try:
             if rebuild is None:
                 raise LookupError("this route has no rebuild=")
-            response: Response = self._app.make_response(rebuild(reference_of(stored)))
+            made = cast("ResponseReturnValue", self._app.ensure_sync(rebuild)(reference_of(stored)))
+            response: Response = self._app.make_response(made)
         except Exception as error:
             log.error("the answer of %s could not be made again: %s", call.endpoint, type(error).__name__)
             raise call.engine.refuse(call, unavailable(stored, replay.expires_at)) from None
