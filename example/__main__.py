@@ -33,18 +33,19 @@ class Unusable(click.ClickException):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the table as one JSON object.")
 def main(once: bool, break_claim: bool, port: int | None, as_json: bool) -> None:
-    """Start a small shop in real server processes and send every request more than once.
+    """Start a small shop, two instances of it, in real server processes, and send every request more than once.
 
     The exit code is 0 only if every intent ran once and every client got the one result. REDIS_URL points the shop at a
-    Redis or Valkey of yours; without it one is started.
+    Redis or Valkey of yours, DATABASE_URL (such as postgresql+psycopg://user@host/name) at a database; without them a
+    Valkey is started, and SQLite keeps the orders.
     """
     _require_packages()
     from .interrupts import Interrupted, Interrupts
-    from .ledger import Ledger
-    from .server import ServerFailed, ShopServer, listen
+    from .server import ServerFailed, listen
     from .storm.display import display_on
     from .storm.play import play
     from .storm.situations import SITUATIONS
+    from .theatre import Theatre
 
     if port is None:
         port = 0 if once else PAGE_PORT
@@ -59,27 +60,25 @@ def main(once: bool, break_claim: bool, port: int | None, as_json: bool) -> None
     report = None
     target = "example.storm.broken:create_app()" if break_claim else "example:create_app()"
     with tempfile.TemporaryDirectory(prefix="shop-") as directory:
-        path = Path(directory, "ledger.sqlite")
-        ledger = Ledger(path)
-        server = ShopServer(target, listener=listener, log=Path(directory, "log"), env={"SHOP_LEDGER": str(path)})
+        theatre = Theatre(target, listener=listener, directory=Path(directory))
         try:
-            interrupts.wait_for(server.start)
+            interrupts.wait_for(theatre.open)
             with display.progress(SITUATIONS) as advance:
-                report = interrupts.wait_for(lambda: play(server.url, ledger, SITUATIONS, advance))
+                report = interrupts.wait_for(lambda: play(theatre.stage, theatre.books, SITUATIONS, advance))
             display.table(report)
             if as_json:
                 click.echo(json.dumps(report.as_json()))
             if not once:
-                click.echo(f"\nThe shop is open at {server.url}  (Ctrl-C closes it)", file=shown)
-                interrupts.wait_for(server.wait)
-                raise ServerFailed(f"The server has ended by itself:\n{server.log_tail()}")
+                click.echo(f"\nThe shop is open at {theatre.stage.urls[0]}  (Ctrl-C closes it)", file=shown)
+                interrupts.wait_for(theatre.wait)
+                raise ServerFailed(f"The server has ended by itself:\n{theatre.log_tail()}")
         except ServerFailed as error:
             raise Unusable(str(error)) from error
         except Interrupted as interrupt:
             if report is None or interrupt.signum != signal.SIGINT:
                 sys.exit(128 + interrupt.signum)
         finally:
-            server.stop()
+            theatre.close()
     sys.exit(0 if report.ok else 1)
 
 

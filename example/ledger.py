@@ -1,6 +1,6 @@
-"""The ledger: every effect that really happened, and every request, in one file that all processes share.
+"""The ledger: e-mails and payments that really happened, and every request, in one file that all processes share.
 
-It knows nothing of idempotency keys and is kept apart from their store, so that it can prove what ran.
+It knows nothing of idempotency keys and is kept apart from their stores, so that it can prove what ran.
 """
 
 from __future__ import annotations

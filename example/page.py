@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections import Counter
 from dataclasses import asdict
 from typing import TypedDict
 
@@ -9,17 +11,21 @@ from flask import Blueprint, current_app, render_template
 from flask.typing import ResponseReturnValue
 
 from .auth import CUSTOMERS, PASSWORD
+from .books import Books
 from .ledger import Ledger
 
 page = Blueprint("page", __name__)
 
-#: The rows of the table: the operation's scope, its name, and the kind of effect that it has.
+#: The rows of the table: the scopes of the operation, its name, and the kind of effect that it has.
 OPERATIONS = (
-    ("orders.create", "Orders", "order"),
-    ("charges.create", "Charges", "charge"),
-    ("emails.send", "E-mails", "email"),
-    ("webhooks.provider", "Webhooks", "payment"),
+    (("orders.create", "orders.form"), "Orders", "order"),
+    (("charges.create",), "Charges", "charge"),
+    (("emails.send",), "E-mails", "email"),
+    (("webhooks.provider",), "Webhooks", "payment"),
 )
+
+#: What the form offers.
+ITEMS = ("tea", "coffee", "cocoa")
 
 
 class Row(TypedDict):
@@ -35,8 +41,11 @@ class Row(TypedDict):
 
 @page.get("/")
 def index() -> ResponseReturnValue:
-    """The page: buttons to try, and what became of every request so far."""
-    return render_template("index.html", customers=CUSTOMERS, password=PASSWORD, activity=_activity())
+    """The page: a form and buttons to try, and what became of every request so far."""
+    html = render_template(
+        "index.html", customers=CUSTOMERS, password=PASSWORD, items=ITEMS, activity=_activity()
+    )
+    return html, {"Cache-Control": "no-store"}  # whoever comes back to the form gets a new key
 
 
 @page.get("/activity")
@@ -47,10 +56,14 @@ def activity() -> ResponseReturnValue:
 
 def _activity() -> dict[str, object]:
     ledger: Ledger = current_app.extensions["ledger"]
-    outcomes, effects = ledger.outcomes(), ledger.effects()
+    books: Books = current_app.extensions["books"]
+    outcomes, effects = ledger.outcomes(), books.effects()
     rows = []
-    for scope, name, kind in OPERATIONS:
-        mine = {key[1:]: count for key, count in outcomes.items() if key[0] == scope}
+    for scopes, name, kind in OPERATIONS:
+        mine: Counter[tuple[str, str]] = Counter()
+        for (scope, outcome, reason), count in outcomes.items():
+            if scope in scopes:
+                mine[outcome, reason] += count
         refused = {reason: count for (outcome, reason), count in mine.items() if outcome == "refused"}
         rows.append(
             Row(
@@ -70,6 +83,6 @@ def _activity() -> dict[str, object]:
             "replayed": sum(row["replayed"] for row in rows),
             "refused": sum(row["refused"] for row in rows),
         },
-        "effects": [asdict(effect) for effect in ledger.last_effects(8)],
+        "effects": [asdict(effect) for effect in books.last(8)],
         "requests": [asdict(entry) for entry in ledger.last_requests(12)],
     }

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -16,7 +16,7 @@ from ..auth import PASSWORD
 __all__ = ["Answer", "Clients", "Intent", "Tally", "at_once"]
 
 #: Seconds until the clients of a situation give up for good.
-PERSISTENCE = 15.0
+PERSISTENCE = 25.0
 #: Seconds between two tries. Shorter than what ``Retry-After`` asks for: these clients are worse than they should be.
 PAUSE = 0.15
 #: Each try waits longer than the one before by this factor, up to so many seconds.
@@ -63,13 +63,13 @@ class Tally:
 class Clients:
     """Sends the intents of one situation to a shop, and keeps the tally.
 
-    :param http: the connection to the shop.
+    :param instances: a connection to each instance of the shop.
     :param on_client: called each time when a client is through.
     """
 
-    def __init__(self, http: httpx.Client, on_client: Callable[[], None]) -> None:
+    def __init__(self, instances: Sequence[httpx.Client], on_client: Callable[[], None]) -> None:
         self.tally = Tally()
-        self._http = http
+        self._instances = instances
         self._on_client = on_client
         self._lock = threading.Lock()
         self._deadline = time.monotonic() + PERSISTENCE
@@ -87,16 +87,23 @@ class Clients:
         return Intent(path, {"id": reference, "type": kind}, reference)
 
     def send(
-        self, intent: Intent, *, patience: float = LONGEST_PATIENCE, more: Mapping[str, object] | None = None
+        self,
+        intent: Intent,
+        *,
+        via: Sequence[int] = (0,),
+        patience: float = LONGEST_PATIENCE,
+        more: Mapping[str, object] | None = None,
     ) -> None:
         """One client: sends the request until it has a result, or is told that there will be none.
 
+        :param via: the instance that each try reaches; the last one gets all further ones.
         :param patience: seconds to wait for an answer at the first try.
         :param more: members that go into the body of this client's requests.
         """
         served = False
+        instances = iter([*via[:-1]])
         while True:
-            response = self._try(intent, patience, more or {})
+            response = self._try(self._instances[next(instances, via[-1])], intent, patience, more or {})
             if response is not None and response.is_success:
                 served = True
                 break
@@ -110,10 +117,12 @@ class Clients:
             self.tally.served += served
         self._on_client()
 
-    def _try(self, intent: Intent, patience: float, more: Mapping[str, object]) -> httpx.Response | None:
+    def _try(
+        self, instance: httpx.Client, intent: Intent, patience: float, more: Mapping[str, object]
+    ) -> httpx.Response | None:
         """One request; ``None`` where no answer came in time."""
         try:
-            response = self._http.post(
+            response = instance.post(
                 intent.path,
                 json={**intent.body, **more},
                 headers={"Idempotency-Key": f'"{intent.key}"'} if intent.key else {},

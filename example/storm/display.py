@@ -23,7 +23,7 @@ class Display(Protocol):
         """Shows how far each situation is; what the ``with`` block gives is called for each client that is through."""
 
     def table(self, report: Report) -> None:
-        """Shows the table, and the sentence below it."""
+        """Shows the table, its foot, and the sentence below it."""
 
 
 def display_on(stream: TextIO) -> Display:
@@ -58,6 +58,7 @@ class _Plain:
         for line in report.lines:
             numbers = (f"{getattr(line, column):>8}" for column in _COLUMNS)
             self._say("  ".join([f"{line.title:<{width}}", *numbers, "ok  " if line.ok else "FAIL", line.verdict]))
+        self._say(report.foot)
         self._say("")
         self._say(report.words)
 
@@ -95,4 +96,5 @@ class _Rich:
             mark = f"[green]✓ {line.verdict}[/]" if line.ok else f"[bold red]✗ {line.verdict}[/]"
             table.add_row(line.title, *(str(getattr(line, column)) for column in _COLUMNS), mark)
         self._console.print(table)
+        self._console.print(report.foot + "\n", style="dim")
         self._console.print(report.words, style="green" if report.ok else "bold red")

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .clients import Tally
-from .situations import Situation
+from .situations import LATER, Situation
 
 __all__ = ["Line", "Report", "judge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One situation in numbers. ``ran`` is counted in the ledger, the rest by the clients.
+    """One situation in numbers. ``ran`` is counted where it happened, the rest by the clients.
 
     Of the intents, ``again`` ran more than once, ``never`` didn't run, ``differing`` have unlike answers; ``without``
     is the number of clients that never got a result.
@@ -78,6 +78,11 @@ class Report:
         said = ", ".join(f"{reason} ({count}×)" for reason, count in refusals.most_common())
         return f"{start} and ran {ran} times, but not everybody got the one answer. Refused for: {said or 'nothing'}."
 
+    @property
+    def foot(self) -> str:
+        """What the table doesn't show."""
+        return f"With a later version come {' and '.join(LATER)}."
+
     def as_json(self) -> dict[str, object]:
         """The table as one JSON object."""
         situations = [
@@ -97,7 +102,7 @@ class Report:
             }
             for line in self.lines
         ]
-        return {"ok": self.ok, "situations": situations}
+        return {"ok": self.ok, "situations": situations, "later": list(LATER)}
 
 
 def judge(situation: Situation, tally: Tally, runs: Mapping[str, int]) -> Line:

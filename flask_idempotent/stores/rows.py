@@ -73,6 +73,7 @@ class Rows:
         """The record as it stands."""
 
         def look(connection: Connection) -> Record | None:
+            lock_nothing(connection)
             row = connection.execute(self._sql.row, key_of(scope)).one_or_none()
             return None if row is None else self.record(connection, row)
 
@@ -146,6 +147,13 @@ class Rows:
             # Its partition was dropped, or an operator deleted it: done, body not kept.
             return KeptResponse(row.response_code or 0, b"[]", b"", "none")
         return KeptResponse(row.response_code or 0, bytes(kept.headers), bytes(kept.body), kept.kind, kept.cipher)
+
+
+def lock_nothing(connection: Connection) -> None:
+    """For the transaction that begins: what it reads it doesn't lock. MySQL and MariaDB do at SERIALIZABLE, and wait
+    for whoever holds the row."""
+    if connection.dialect.name in ("mysql", "mariadb"):
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
 def key_of(scope: Scope) -> dict[str, str]:

@@ -148,6 +148,7 @@ class SqlStore:
         """What the committed row says to a claim, without claiming. ``None`` where it would be free."""
 
         def look(connection: Connection) -> ClaimReply | None:
+            lock_nothing(connection)
             row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
             return None if row is None else self._verdict(connection, claim, row)
 
@@ -175,6 +176,7 @@ class SqlStore:
             return reply, None
         transaction.rollback()
         connection = transaction.begin()
+        lock_nothing(connection)
         row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
         if row is None:
             transaction.rollback()

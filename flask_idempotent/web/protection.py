@@ -206,7 +206,7 @@ class Protection:
         return any(base.__module__.partition(".")[0] in ("flask_restx", "flask_restful") for base in bases)
 
     def _needs_a_returned_answer(self) -> bool:
-        """Whether ``@cross_origin`` stands above the mark: it adds its headers to what is returned, and sees no error."""
+        """Whether ``@cross_origin`` stands above: Flask-CORS adds its headers to what is returned, and to no error."""
         view = self._app.view_functions.get(request.endpoint or "")
         handler = getattr(getattr(view, "view_class", None), request.method.lower(), None)
         functions = (*chain_of(view), *chain_of(handler))
@@ -326,8 +326,8 @@ class Protection:
         return response if refused else answer
 
     def _restored_refusal(self, error: IdempotencyError, response: Response) -> Response:
-        """Our refusal, where no handler of ours or of the app's answered it: some frameworks make an answer of their own
-        of every error, and a decorator may swallow it."""
+        """Our refusal, where no handler of ours or of the app's answered it: some frameworks make an answer of their
+        own of every error, and a decorator may swallow it."""
         if response.mimetype == "application/problem+json":
             return response
         if own_handler(self._app, error) and _reached_flask(error) and not self._takes_errors_for_its_own():

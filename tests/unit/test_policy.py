@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from flask_idempotent import keywords as keywords_module
 from flask_idempotent import policy as module
 from flask_idempotent.errors import ConfigurationError
 from flask_idempotent.keywords import keywords_from
@@ -24,6 +23,7 @@ from flask_idempotent.policy import (
     finished_state,
     policy_warnings,
 )
+from flask_idempotent.providers import Provider
 from flask_idempotent.records import RateLimit, State
 from flask_idempotent.settings import Settings, load_settings
 
@@ -69,6 +69,7 @@ def test_the_settings_decide_what_the_keywords_leave_open() -> None:
         MODE="off",
         ANONYMOUS="refuse",
         MIN_KEY_BITS=0,
+        SETTLE_AFTER=9,
         INLINE_BODY=10,
         MAX_BODY=20,
         RATE_LIMIT="7/second",
@@ -100,8 +101,13 @@ def test_the_settings_decide_what_the_keywords_leave_open() -> None:
         kept_statuses=None,
         durable=False,
         recovery=None,
+        settle_after_ms=9_000,
+        provider=None,
         on_store_error="open",
         rate=RateLimit(7, 1_000),
+        wait_ms=None,
+        store="full",
+        rebuild=None,
         pii=False,
         mismatch_status=409,
         inline_body=10,
@@ -275,13 +281,6 @@ def test_all_contradictions_are_told_at_once() -> None:
 # Durable routes
 
 
-@pytest.fixture
-def all_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this version had it all: what follows holds from the day on that it does."""
-    for name in ("durable", "store", "recovery"):
-        monkeypatch.delitem(keywords_module.NOT_YET, name)
-
-
 @pytest.mark.parametrize(
     ("settings", "keywords", "durable"),
     [
@@ -309,7 +308,6 @@ CONTRADICT_DURABLE = [
 ]
 
 
-@pytest.mark.usefixtures("all_built")
 @pytest.mark.parametrize("durable", ["transaction", "intent"])
 @pytest.mark.parametrize(("keywords", "told", "fix"), CONTRADICT_DURABLE)
 def test_a_durable_route_refuses_what_could_run_its_work_twice(
@@ -322,7 +320,6 @@ def test_a_durable_route_refuses_what_could_run_its_work_twice(
     assert bind(Settings(), durable=False, **keywords).durable is False
 
 
-@pytest.mark.usefixtures("all_built")
 @pytest.mark.parametrize(("keywords", "told", "fix"), CONTRADICT_DURABLE)
 def test_a_route_that_is_durable_by_the_setting_refuses_the_same(
     keywords: dict[str, object], told: str, fix: dict[str, object]
@@ -343,7 +340,6 @@ def test_an_app_that_is_open_without_its_store_needs_a_word_on_durable_routes() 
     assert bind(settings, durable="transaction", on_store_error="closed").on_store_error == "closed"
 
 
-@pytest.mark.usefixtures("all_built")
 @pytest.mark.parametrize("recovery", ["reconcile", "manual", "abandon"])
 def test_a_transaction_leaves_nothing_to_recover(recovery: str) -> None:
     [line] = contradictions(Settings(), durable="transaction", recovery=recovery)
@@ -356,7 +352,65 @@ def test_a_repeat_may_run_what_a_transaction_rolled_back(recovery: str | None) -
     assert bind(durable="transaction", recovery=recovery).recovery == recovery
 
 
-def test_all_that_a_durable_route_refuses_is_told_at_once(all_built: None) -> None:
+@pytest.mark.parametrize("settings", [{}, {"DURABLE": "intent"}])
+def test_an_effect_outside_is_never_run_again_blind(settings: dict[str, object]) -> None:
+    keywords = {} if settings else {"durable": "intent"}
+    [line] = contradictions(load(**settings), recovery="retry", **keywords)
+    assert line.startswith(f"{WHERE}: recovery='retry' excludes ")
+    assert "Set recovery='reconcile' with a reconciler, 'manual' or 'abandon'" in line
+    for recovery in (None, "reconcile", "manual", "abandon"):
+        assert bind(load(**settings), recovery=recovery, **keywords).recovery == recovery
+
+
+@pytest.mark.parametrize("recovery", ["reconcile", "manual", "abandon"])
+def test_a_record_in_redis_alone_can_not_be_settled_later(recovery: str) -> None:
+    [line] = contradictions(Settings(), recovery=recovery)
+    assert line.startswith(f"{WHERE}: recovery={recovery!r} needs durable='intent'")
+    [line] = contradictions(Settings(), reconcile=a_callable)
+    assert line.startswith(f"{WHERE}: reconcile= needs durable='intent'")
+
+
+@pytest.mark.parametrize("provider", ["stripe", Provider("acme", window=60, max_length=64)])
+def test_a_providers_key_needs_a_durable_route(provider: object) -> None:
+    [line] = contradictions(Settings(), provider=provider)
+    assert line.startswith(f"{WHERE}: provider= needs a durable route")
+    bound = bind(durable="intent", provider=provider).provider
+    assert bound is not None
+    assert bound.name == (provider if isinstance(provider, str) else "acme")
+
+
+def test_a_key_outlives_what_its_provider_remembers() -> None:
+    """Else an expired key, as if never seen, would get the provider's old result."""
+    [line] = contradictions(Settings(), durable="intent", provider="adyen")
+    assert line == (
+        f"{WHERE}: ttl (172800 s) is shorter than what adyen remembers (2592000 s): an expired key would get its old "
+        "result. Set ttl=2592000 or more."
+    )
+    assert bind(durable="intent", provider="adyen", ttl=2_592_000).ttl_ms == 2_592_000_000
+    shorter = load(PROVIDERS={"adyen": {"window": 86_400}})
+    assert bind(shorter, durable="intent", provider="adyen").provider == Provider("adyen", window=86_400, max_length=80)
+    assert len(contradictions(load(PROVIDERS={"stripe": 172_801}), durable="intent", provider="stripe")) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "keywords", "expected_ms"),
+    [
+        ({}, {}, 33_000),
+        ({"LEASE": 5, "SKEW": 1}, {}, 6_000),
+        ({}, {"lease": 60}, 63_000),
+        ({"SETTLE_AFTER": 7}, {"lease": 60}, 7_000),
+        ({"SETTLE_AFTER": 7}, {"settle_after": 8}, 8_000),
+        ({}, {"provider": Provider("acme", window=60, max_length=64, search_delay=90)}, 123_000),
+        ({"PROVIDERS": {"stripe": {"search_delay": 10}}}, {"provider": "stripe"}, 43_000),
+    ],
+)
+def test_how_long_not_found_is_not_believed(
+    settings: dict[str, object], keywords: dict[str, object], expected_ms: int
+) -> None:
+    assert bind(load(**settings), durable="intent", **keywords).settle_after_ms == expected_ms
+
+
+def test_all_that_a_durable_route_refuses_is_told_at_once() -> None:
     told = contradictions(
         Settings(),
         durable="transaction",

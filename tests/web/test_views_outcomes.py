@@ -41,7 +41,9 @@ class Site(Shop):
 
     def protect(self):
         with self.app.app_context():
-            event.listen(self.db.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+            event.listen(
+                self.db.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF")
+            )
         super().protect()
 
     def arrange(self, durable, leave, above=None, **keywords):
@@ -253,7 +255,11 @@ def test_nothing_happened(site, durable, status):
 
 
 def test_the_outcome_callable_says_release(site, durable):
-    site.arrange(durable, lambda: ("pending", 202), outcome=lambda response: "release" if response.status_code == 202 else "store")
+    site.arrange(
+        durable,
+        lambda: ("pending", 202),
+        outcome=lambda response: "release" if response.status_code == 202 else "store",
+    )
     site.assert_released(site.send())
 
 
@@ -398,7 +404,9 @@ def test_the_commit_fails(site):
 
 def test_the_lease_is_lost_before_the_completion(redis_url, database_url, config, durable, crowd):
     """Redis only: the winner's answer, told as a replay. In a transaction the row is held: there is no other winner."""
-    with Site(database_url, redis_url, config=config, engine_options=MANY, HEARTBEAT=False, LEASE=0.5, SKEW=0.1) as site:
+    with Site(
+        database_url, redis_url, config=config, engine_options=MANY, HEARTBEAT=False, LEASE=0.5, SKEW=0.1
+    ) as site:
         gate = crowd.gate()
 
         def late():

@@ -56,10 +56,13 @@ def open_files(path: Path) -> int:
 class Source:
     """A body whose end is counted: ``closed`` says how often it was closed."""
 
-    def __init__(self, chunks: int = 10, *, size: int = 100, breaks_at: "int | None" = None) -> None:
+    def __init__(
+        self, chunks: int = 10, *, size: int = 100, breaks_at: "int | None" = None, error: "BaseException | None" = None
+    ) -> None:
         self.left = [bytes([number % 256]) * size for number in range(chunks)]
         self.sent = 0
         self.breaks_at = breaks_at
+        self.error = error or LookupError("the source broke off")
         self.closed = 0
 
     def __iter__(self) -> "Source":
@@ -67,7 +70,7 @@ class Source:
 
     def __next__(self) -> bytes:
         if self.sent == self.breaks_at:
-            raise LookupError("the source broke off")
+            raise self.error
         if self.sent == len(self.left):
             raise StopIteration
         self.sent += 1

@@ -98,16 +98,8 @@ def test_a_stream_that_breaks_off_within_the_bound(make_app, effects, breaks_at)
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()], ids=repr)
 def test_a_stream_that_is_ended(make_app, effects, error):
     """A worker's time-out inside of the body: the source is closed all the same, and the work counts as done."""
-    source = Source()
-
-    def chunks():
-        try:
-            yield b"a"
-            raise error
-        finally:
-            source.close()
-
-    send = serve(make_app(), effects, lambda: Response(chunks()))
+    source = Source(breaks_at=2, error=error)
+    send = serve(make_app(), effects, lambda: Response(source))
     with pytest.raises(type(error)):
         send()
     assert source.closed == 1

@@ -229,7 +229,9 @@ def first_of_a_class(app, door, effects):
     app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
 
 
-@pytest.mark.parametrize("wrong", [below, below_others, below_an_async_view, below_on_a_method, inside_a_class, first_of_a_class])
+@pytest.mark.parametrize(
+    "wrong", [below, below_others, below_an_async_view, below_on_a_method, inside_a_class, first_of_a_class]
+)
 @pytest.mark.parametrize("make", DOORS)
 def test_a_guard_below_the_mark_stops_the_app(redis_url, store, effects, make, wrong):
     """F36"""
@@ -238,7 +240,9 @@ def test_a_guard_below_the_mark_stops_the_app(redis_url, store, effects, make, w
     idem.init_app(app)
     wrong(app, door, effects)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"@idempotent stands above a decorator of flask_(login|jwt_ext|httpauth)"):
+        with pytest.raises(
+            ConfigurationError, match=r"@idempotent stands above a decorator of flask_(login|jwt_ext|httpauth)"
+        ):
             app.test_client().post("/orders", headers=keyed())
     assert effects.runs == 0
     assert kit.our_keys(store) == []
@@ -398,7 +402,9 @@ def test_roles(redis_url, effects):
     auth.verify_password(lambda name, word: name)
     auth.get_user_roles(lambda user: roles.get(user, []))
     Idempotent(app).principal_loader(httpauth_user(auth))
-    app.post("/orders", endpoint="orders")(auth.login_required(role="admin")(idempotent(kit.answering(effects, "made"))))
+    app.post("/orders", endpoint="orders")(
+        auth.login_required(role="admin")(idempotent(kit.answering(effects, "made")))
+    )
     headers = {**keyed(), "Authorization": "Basic " + base64.b64encode(b"ann:x").decode()}
     client = app.test_client()
     first = client.post("/orders", headers=headers)
