@@ -23,6 +23,9 @@ from .stores.base import NotCommitted, SettlingStore
 
 __all__ = ["IntentEngine", "Orphan"]
 
+#: What a client is told when the record can't be reached in the middle of the work.
+INTERRUPTED = "The request was interrupted. Send the same request again with the same key to learn what became of it."
+
 log = logging.getLogger("flask_idempotent")
 
 #: Pauses in milliseconds between look-ups that found nothing out.
@@ -88,8 +91,11 @@ class IntentEngine(Engine):
         claim = self._held(call)
         call.context = {**call.context, **noted}
         text = json.dumps(call.context, separators=(",", ":")).encode()
-        if not self._settling.note(claim, self._cipher.seal_text(claim.scope.digest, text)):
-            call.lost = True
+        try:
+            kept = self._settling.note(claim, self._cipher.seal_text(claim.scope.digest, text))
+        except StoreUnavailable:
+            raise StoreUnavailable(INTERRUPTED) from None
+        call.lost = call.lost or not kept
         self._held(call)
 
     def hand_out(self, call: Call, provider: Provider, key: str, name: str) -> str:
@@ -99,7 +105,10 @@ class IntentEngine(Engine):
         :raises Indeterminate: the provider may have forgotten the first sending.
         """
         claim = self._held(call)
-        since_ms = self._settling.first_use(claim, name)
+        try:
+            since_ms = self._settling.first_use(claim, name)
+        except StoreUnavailable:
+            raise StoreUnavailable(INTERRUPTED) from None
         self._held(call)
         if since_ms > 0 and (not provider.deduplicates or since_ms > provider.window_ms):
             self.suspend(

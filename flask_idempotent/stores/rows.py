@@ -62,7 +62,9 @@ class Rows:
                     with connection.begin():
                         return work(connection)
             except DBAPIError as error:
-                if fault_of(error) is Fault.AWAY or attempt == TRIES - 1:
+                # A connection that broke may have broken behind the statement: it is asked for once more, anew.
+                broken = error.connection_invalidated and attempt == 0
+                if attempt == TRIES - 1 or (fault_of(error) is Fault.AWAY and not broken):
                     raise away(error) from error
                 time.sleep(random.uniform(0.005, 0.02) * 2**attempt)
             except SQLAlchemyError as error:
