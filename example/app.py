@@ -37,9 +37,7 @@ def create_app(config: Mapping[str, object] | None = None) -> Flask:
         SHOP_LEDGER=os.environ.get("SHOP_LEDGER", Path(app.instance_path, "ledger.sqlite")),
     )
     app.config.from_mapping(config)
-    app.config.setdefault(
-        "SQLALCHEMY_ENGINE_OPTIONS", models.engine_options(app.config["SQLALCHEMY_DATABASE_URI"])
-    )
+    app.config.setdefault("SQLALCHEMY_ENGINE_OPTIONS", models.engine_options(app.config["SQLALCHEMY_DATABASE_URI"]))
 
     db.init_app(app)
     idem.init_app(app, db=db)

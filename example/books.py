@@ -31,8 +31,8 @@ class Books:
     def runs(self) -> Counter[str]:
         """How often something happened for each reference."""
         with self._engine.connect() as connection:
-            orders = connection.execute(select(Order.reference, func.count()).group_by(Order.reference))
-            runs = Counter({reference: count for reference, count in orders})
+            orders = connection.execute(select(Order.reference, func.count().label("runs")).group_by(Order.reference))
+            runs = Counter({row.reference: row.runs for row in orders})
         return runs + Counter(entry["reference"] for entry in self._bank.ledger()) + self._ledger.runs()
 
     def effects(self) -> Counter[str]:

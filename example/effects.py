@@ -1,4 +1,4 @@
-"""What can't be undone, but for charges, which are made at the bank. Each effect takes the time that the real one would."""
+"""What can't be undone, but for charges: the bank makes those. Each effect takes the time that the real one would."""
 
 from __future__ import annotations
 

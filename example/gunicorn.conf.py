@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 
 workers = 2
@@ -14,10 +13,12 @@ control_socket_disable = True
 
 
 def on_starting(server: object) -> None:
-    """Standard input is a pipe from the starter; it closes however that one ends."""
+    """Standard input is a pipe from the starter; it closes however that one ends. (Read by its number: Python's own
+    reader has a lock, and a forked worker would never see it freed.)"""
 
     def wait_for_the_end() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1024):
+            pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()

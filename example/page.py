@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections import Counter
 from dataclasses import asdict
 from typing import TypedDict
 
@@ -42,9 +41,7 @@ class Row(TypedDict):
 @page.get("/")
 def index() -> ResponseReturnValue:
     """The page: a form and buttons to try, and what became of every request so far."""
-    html = render_template(
-        "index.html", customers=CUSTOMERS, password=PASSWORD, items=ITEMS, activity=_activity()
-    )
+    html = render_template("index.html", customers=CUSTOMERS, password=PASSWORD, items=ITEMS, activity=_activity())
     return html, {"Cache-Control": "no-store"}  # whoever comes back to the form gets a new key
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +35,7 @@ class BankServer(ThreadingHTTPServer):
         super().__init__(listener.getsockname(), _Request, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.seconds = seconds
         self.lock = threading.Lock()
         self.ledger: list[dict[str, Any]] = []
@@ -88,6 +89,12 @@ class _Request(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+def _end_with_standard_input(server: BankServer) -> None:
+    while os.read(0, 1024):
+        pass
+    server.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The bank of the example.")
     parser.add_argument("--port", type=int, default=5001, help="on 127.0.0.1 (default: 5001)")
@@ -97,7 +104,7 @@ def main() -> None:
         server = BankServer(socket.create_server(("127.0.0.1", arguments.port)))
     else:
         server = BankServer(socket.socket(fileno=arguments.fd))
-        threading.Thread(target=lambda: (sys.stdin.buffer.read(), server.shutdown()), daemon=True).start()
+        threading.Thread(target=_end_with_standard_input, args=(server,), daemon=True).start()
     with server:
         server.serve_forever(0.1)
 

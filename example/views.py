@@ -1,4 +1,4 @@
-"""The routes that can't be undone: an order, a charge, an e-mail, and a webhook; one for each way to protect a write."""
+"""The routes that can't be undone: an order, a charge, an e-mail and a webhook, each protected as its work needs it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -110,12 +111,19 @@ class IntentEngine(Engine):
         except StoreUnavailable:
             raise StoreUnavailable(INTERRUPTED) from None
         self._held(call)
-        if since_ms > 0 and (not provider.deduplicates or since_ms > provider.window_ms):
+        if since_ms > 0 and self._may_be_forgotten(call, provider, since_ms):
             self.suspend(
                 call, reason=f"sending again is not safe: {provider.name} may have forgotten the first sending"
             )
             raise self.refuse(call, Indeterminate(), claim)
         return key
+
+    def _may_be_forgotten(self, call: Call, provider: Provider, since_ms: int) -> bool:
+        if provider.deduplicates:
+            return since_ms > provider.window_ms
+        # It remembers nothing. But on a route of its own no look-up leads to another attempt: the one before said that
+        # nothing happened, or a human did.
+        return call.policy.provider is None or call.policy.provider.name != provider.name
 
     def _held(self, call: Call) -> Claim:
         claim = call.claim
@@ -142,9 +150,19 @@ class IntentEngine(Engine):
             attempt=orphan.attempt,
             reason="lapsed",
         )
-        settlement = self._look_up(call, claim, orphan)
+        with self._kept_alive(claim):
+            settlement = self._look_up(call, claim, orphan)
         if settlement.kind == "completed":
-            return self._settle_completed(call, claim, orphan, settlement)
+            try:
+                assert call.make_answer is not None
+                response = call.make_answer(settlement)
+            except Exception as error:
+                log.exception("the reconciler of %s gave what is no answer; the outcome stays unknown", call.endpoint)
+                settlement = Settlement(
+                    "pending", reason=f"the reconciler gave what is no answer: {type(error).__name__}"
+                )
+            else:
+                return self._settle_completed(call, claim, orphan, response, settlement.reason)
         if settlement.kind == "retry":
             doubt = self._doubt(call, claim, orphan)
             if doubt is None:
@@ -152,6 +170,18 @@ class IntentEngine(Engine):
             settlement = doubt
         self._settle_later(call, claim, orphan, settlement)
         raise self.refuse(call, Indeterminate(), claim)
+
+    @contextmanager
+    def _kept_alive(self, claim: Claim) -> Iterator[None]:
+        """A look-up that takes longer than a lease stays the only one."""
+        if self._heartbeat is None:
+            yield
+            return
+        beat = self._heartbeat.add(self.store, claim, on_lost=lambda: None)
+        try:
+            yield
+        finally:
+            self._heartbeat.remove(beat)
 
     def _look_up(self, call: Call, claim: Claim, orphan: Record) -> Settlement:
         if call.policy.recovery == "manual":
@@ -179,14 +209,14 @@ class IntentEngine(Engine):
                 return Settlement.manual(f"not found, but {provider.name} may have forgotten the first sending")
         return None
 
-    def _settle_completed(self, call: Call, claim: Claim, orphan: Record, settlement: Settlement) -> Replay | None:
-        assert call.make_answer is not None
-        response: StoredResponse = call.make_answer(settlement)
+    def _settle_completed(
+        self, call: Call, claim: Claim, orphan: Record, response: StoredResponse, reason: str
+    ) -> Replay | None:
         completion = Completion(
             claim,
             finished_state(response.status),
             self._cipher.seal(claim.scope.digest, response),
-            settlement.reason or "settled by a look-up",
+            reason or "settled by a look-up",
         )
         record = self._settling.settle_completed(claim, orphan, completion)
         if record is None:

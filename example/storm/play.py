@@ -17,9 +17,7 @@ from .stage import Stage
 __all__ = ["play"]
 
 
-def play(
-    stage: Stage, books: Books, situations: Sequence[Situation], on_client: Callable[[Situation], None]
-) -> Report:
+def play(stage: Stage, books: Books, situations: Sequence[Situation], on_client: Callable[[Situation], None]) -> Report:
     """Run the storm and judge it.
 
     :param stage: the shop's two instances.

@@ -67,8 +67,8 @@ def webhook_again(clients: Clients, stage: Stage) -> None:
 
 
 def partition(clients: Clients, stage: Stage) -> None:
-    """The second instance charges, and its answer is lost: for three charges the bank hangs up after it moved the money,
-    for three the instance is killed while it waits for the bank. The clients ask again at the first instance."""
+    """The second instance charges, and its answer is lost: for three charges the bank hangs up after it moved the
+    money, for three the instance is killed while it waits for the bank. The clients ask again at the first instance."""
     charges = [clients.want("/charges", _PRICE, user=user) for user in CUSTOMERS * 2]
     for charge, fault in zip(charges, ["drop", "silence"] * 3, strict=True):
         stage.bank.fail_after(charge.reference, fault)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..errors import StoreUnavailable
 from ..records import (
+    FINISHED,
     BodyKind,
     Claim,
     ClaimReply,
@@ -166,6 +167,15 @@ class DurableIntentStore(DurableStore):
     def __init__(self, front: RedisStore, back: IntentStore, *, inline_body: int) -> None:
         super().__init__(front, back, inline_body=inline_body)
         self._rows = back
+
+    def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
+        answer = super()._without_claim(claim, said)
+        if answer is said and said.verdict is Verdict.LIMITED:
+            # Nor is one whose outcome is open: Redis keeps nothing of it.
+            record = self._rows.read(claim.scope)
+            if record is not None and record.state not in FINISHED:
+                return None
+        return answer
 
     def suspend(self, claim: Claim, *, reason: str) -> None:
         self._rows.suspend(claim, reason=reason)

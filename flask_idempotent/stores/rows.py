@@ -57,9 +57,12 @@ class Rows:
         for attempt in range(TRIES):
             try:
                 with self._engine().connect() as connection:
-                    if connection.dialect.name != "sqlite":
+                    by_statement = _is_set_by_statement(connection)
+                    if connection.dialect.name != "sqlite" and not by_statement:
                         connection = connection.execution_options(isolation_level="READ COMMITTED")
                     with connection.begin():
+                        if by_statement:
+                            lock_nothing(connection)
                         return work(connection)
             except DBAPIError as error:
                 # A connection that broke may have broken behind the statement: it is asked for once more, anew.
@@ -149,6 +152,15 @@ class Rows:
             # Its partition was dropped, or an operator deleted it: done, body not kept.
             return KeptResponse(row.response_code or 0, b"[]", b"", "none")
         return KeptResponse(row.response_code or 0, bytes(kept.headers), bytes(kept.body), kept.kind, kept.cipher)
+
+
+def _is_set_by_statement(connection: Connection) -> bool:
+    """Whether the isolation is set by a statement of the transaction itself. As an option of the connection it is asked
+    of MySQL twice, and an error there is not SQLAlchemy's: a connection that broke would not be recognised as one. (An
+    engine that commits every statement has no transaction, but for that option.)"""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return False
+    return getattr(connection.dialect, "_on_connect_isolation_level", None) != "AUTOCOMMIT"
 
 
 def lock_nothing(connection: Connection) -> None:

@@ -29,7 +29,7 @@ from ..records import (
 from .base import NotCommitted, Released
 from .faults import Fault, fault_of
 from .models import Tables
-from .rows import Rows, away, claim_parameters, key_of, lock_number
+from .rows import Rows, away, claim_parameters, key_of, lock_nothing, lock_number
 from .statements import Statements
 from .transaction import OuterEnded, Transaction, shared
 
@@ -88,6 +88,10 @@ class SqlStore:
             except SQLAlchemyError as error:
                 transaction.discard()
                 raise away(error) from error
+            except BaseException:
+                # A row that can't be read, or a time-out of the worker.
+                transaction.discard()
+                raise
             if reply is not None:
                 if reply.verdict is not Verdict.CLAIMED:
                     transaction.close()
@@ -206,14 +210,13 @@ class SqlStore:
             # MySQL can't bound one INSERT's wait; a row that is open already is found without waiting.
             connection.execute(self._sql.row_alone, key_of(claim.scope))
         parameters = claim_parameters(claim, old)
-        statement = self._sql.insert(connection.dialect)
         if dialect.name == "postgresql":
             parameters["lock"] = lock_number(claim.scope)
-            return connection.execute(statement, parameters).one_or_none()
+            return self._sql.direct("claim", dialect).execute(connection, parameters).one_or_none()
         if getattr(dialect, "is_mariadb", False):
-            _without_waiting(connection, statement, parameters)
+            self._sql.direct("claim", dialect).execute(connection, parameters)
         else:
-            connection.execute(statement, parameters)
+            connection.execute(self._sql.insert(dialect), parameters)
         return connection.execute(self._sql.claimed, key_of(claim.scope)).one()
 
     def _verdict(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
@@ -294,7 +297,8 @@ class SqlStore:
             "r_cipher": response.cipher,
         }
         if number is not None:
-            written = connection.execute(self._sql.finish_at_once, {**parameters, "p_number": number}).one_or_none()
+            finish = self._sql.direct("finish", connection.dialect)
+            written = finish.execute(connection, {**parameters, "p_number": number}).one_or_none()
             if written is None:
                 raise OuterEnded()
             return
@@ -356,14 +360,6 @@ def _begin_immediate(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     finally:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(patience)}")
-
-
-def _without_waiting(connection: Connection, statement: Any, parameters: Mapping[str, Any]) -> None:
-    """MariaDB: a statement that fails at once where it would wait for a lock."""
-    compiled = statement.compile(dialect=connection.dialect)
-    values = compiled.construct_params(dict(parameters))
-    given: Any = tuple(values[name] for name in compiled.positiontup) if compiled.positional else values
-    connection.exec_driver_sql(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {compiled}", given)
 
 
 def _tell_ended(claim: Claim) -> None:

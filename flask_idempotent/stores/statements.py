@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import bindparam, case, delete, func, insert, literal, null, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
@@ -10,6 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..records import State
+from .direct import Direct
 from .models import Tables, now_ms
 
 __all__ = ["FIRST_USE", "Statements"]
@@ -119,6 +120,7 @@ class Statements:
             )
         )
         self._inserts: dict[str, Any] = {}
+        self._direct: dict[tuple[str, str], Direct] = {}
         self._lease_statements(this, token)
 
     def _lease_statements(self, this: tuple[ColumnElement[bool], ...], token: ColumnElement[bool]) -> None:
@@ -223,13 +225,15 @@ class Statements:
         )
         self.drop_steps = delete(steps).where(*these)
         which = tuple_(keys.c.tenant_id, keys.c.endpoint, keys.c.key_digest).in_(bindparam("p_keys", expanding=True))
-        held = (which, keys.c.claim_token.in_(bindparam("p_tokens", expanding=True)), open_)
+        tokens: Any = bindparam("p_tokens", expanding=True)
+        # (A look-up holds its orphan's row by a token of its own.)
+        held = (which, (keys.c.claim_token.in_(tokens) & open_) | (keys.c.settle_token.in_(tokens) & unknown))
         self.renew = (
             update(keys)
             .where(*held)
             .values(locked_until=case((keys.c.locked_until > lease, keys.c.locked_until), else_=lease))
         )
-        self.held = select(keys.c.claim_token).where(*held)
+        self.held = select(case((open_, keys.c.claim_token), else_=keys.c.settle_token)).where(*held)
 
     def insert(self, dialect: Dialect) -> Any:
         """The INSERT of a key's row. On PostgreSQL it waits for nobody, and returns what the claim learns of its row:
@@ -238,6 +242,21 @@ class Statements:
         if statement is None:
             statement = self._inserts[dialect.name] = self._build_insert(dialect)
         return statement
+
+    def direct(self, name: Literal["claim", "finish"], dialect: Dialect) -> Direct:
+        """The statements of every request, in the driver's own words: the INSERT of a key's row, which waits for
+        nobody, and its end in one statement."""
+        known = self._direct.get((name, dialect.name))
+        if known is None:
+            if name == "finish":
+                known = Direct(self.finish_at_once, dialect)
+            else:
+                no_wait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+                known = Direct(
+                    self.insert(dialect), dialect, prefix=no_wait if getattr(dialect, "is_mariadb", False) else ""
+                )
+            self._direct[name, dialect.name] = known
+        return known
 
     def _build_insert(self, dialect: Dialect) -> Any:
         keys = self._tables.keys

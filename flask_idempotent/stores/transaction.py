@@ -21,7 +21,7 @@ __all__ = ["WRITTEN", "OuterEnded", "Transaction", "shared"]
 
 log = logging.getLogger("flask_idempotent")
 
-#: In ``session.info``: the nested transactions (``None`` for the outer one) whose work was flushed since their last commit.
+#: In ``session.info``: the nested transactions, or ``None`` for the outer one, with work that is not committed yet.
 WRITTEN = "flask_idempotent.written"
 
 #: Set right behind the key's row. It is gone when somebody ended the transaction around it.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import event
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import ForeignKey, event
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from flask_idempotent import Idempotent, idempotent
 from tests import servers
@@ -32,14 +32,37 @@ class Base(DeclarativeBase):
 db = SQLAlchemy(model_class=Base)
 
 
+class Product(db.Model):  # type: ignore[name-defined, misc]
+    __tablename__ = "benchmark_products"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    stock: Mapped[int]
+
+
 class Order(db.Model):  # type: ignore[name-defined, misc]
     __tablename__ = "benchmark_orders"
     id: Mapped[int] = mapped_column(primary_key=True)
-    item: Mapped[str]
+    lines: Mapped[list[Line]] = relationship()
+
+
+class Line(db.Model):  # type: ignore[name-defined, misc]
+    __tablename__ = "benchmark_lines"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[int] = mapped_column(ForeignKey("benchmark_orders.id"))
+    product_id: Mapped[int] = mapped_column(ForeignKey("benchmark_products.id"))
+
+
+#: What an order takes from stock.
+PRODUCTS = (1, 2, 3)
 
 
 def place_order() -> tuple[dict[str, int], int]:
-    order = Order(item="book")
+    """The business: an order of three lines. Each product is held and its stock lowered, the order and its lines are
+    written, and all is committed."""
+    order = Order()
+    for number in PRODUCTS:
+        product = db.session.get_one(Product, number, with_for_update=True)
+        product.stock -= 1
+        order.lines.append(Line(product_id=number))
     db.session.add(order)
     db.session.flush()
     number = order.id
@@ -59,6 +82,8 @@ def make_app(database: str, redis: str) -> Flask:
     with app.app_context():
         db.drop_all()
         db.create_all()
+        db.session.add_all(Product(id=number, stock=1_000_000) for number in PRODUCTS)
+        db.session.commit()
     return app
 
 

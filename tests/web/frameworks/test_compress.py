@@ -15,7 +15,7 @@ GZIP, PLAIN = {"Accept-Encoding": "gzip"}, {"Accept-Encoding": "identity"}
 
 
 def text():
-    return Response(TEXT, 201, content_type="text/plain; charset=utf-8")
+    return Response(TEXT, 201, content_type="text/html; charset=utf-8")
 
 
 def with_etag():
@@ -25,7 +25,7 @@ def with_etag():
 
 
 def stream():
-    return Response((TEXT[at : at + 100] for at in range(0, len(TEXT), 100)), 201, content_type="text/plain")
+    return Response((TEXT[at : at + 100] for at in range(0, len(TEXT), 100)), 201, content_type="text/html")
 
 
 def gone():
@@ -87,7 +87,7 @@ def test_what_a_view_compressed_itself_stays_so(redis_url, effects):
     packed = gzip.compress(TEXT.encode(), mtime=0)
 
     def answer():
-        return Response(packed, 201, {"Content-Encoding": "gzip"}, content_type="text/plain")
+        return Response(packed, 201, {"Content-Encoding": "gzip"}, content_type="text/html")
 
     client, headers = build(redis_url, effects, "after", answer).test_client(), {**keyed(), **GZIP}
     first = client.post("/orders", headers=headers)

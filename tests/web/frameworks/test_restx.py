@@ -1,8 +1,13 @@
 """Flask-RESTX: its resources make answers of their own of all that is raised; ours and the kept ones come through."""
 
+import warnings
+
 import pytest
 from flask import Flask, got_request_exception
-from flask_restx import Api, Namespace, Resource, abort, fields
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own, of what it imports
+    from flask_restx import Api, Namespace, Resource, abort, fields
 
 from flask_idempotent import Idempotent, idempotent
 from flask_idempotent.errors import IdempotencyError, InvalidKey, Mismatch
@@ -11,7 +16,7 @@ from tests.web.kit import keyed
 
 from .suite import Work, assert_contract, configs
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own imports of jsonschema
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flask_restx")
 
 
 def add_orders(api, work, place="below", *, outer=None):
