@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -189,7 +189,12 @@ class IntentEngine(Engine):
         if call.settle is None:
             return Settlement.manual("this route has no reconciler")
         started_at = datetime.fromtimestamp(orphan.created_at / 1000, timezone.utc)
-        seen = Orphan(call.endpoint, orphan.attempt, started_at, self._context(claim, orphan), call.derive_key)
+        try:
+            context = self._context(claim, orphan)
+        except EncryptionError:
+            # Without it the reconciler might look for the wrong thing, and not find that.
+            return Settlement("pending", reason="what the work noted can't be read: is a Fernet key missing?")
+        seen = Orphan(call.endpoint, orphan.attempt, started_at, context, call.derive_key)
         try:
             return call.settle(seen)
         except Exception as error:
@@ -253,14 +258,19 @@ class IntentEngine(Engine):
         except StoreUnavailable:
             return
         if record is not None:
-            call.context = self._context(claim, record)
+            with suppress(EncryptionError):
+                call.context = self._context(claim, record)
 
     def _context(self, claim: Claim, record: Record) -> dict[str, object]:
+        """What the work noted.
+
+        :raises EncryptionError: it can't be read.
+        """
         if not record.context:
             return {}
         try:
             found: dict[str, object] = json.loads(self._cipher.open_text(claim.scope.digest, record.context))
         except (EncryptionError, ValueError) as error:
-            log.error("record %s: what the work noted can't be read: %s", record.digest[:12], type(error).__name__)
-            return {}
+            log.error("record %s: what the work noted can't be read: %s", record.digest[:12], error)
+            raise EncryptionError("what the work noted can't be read") from error
         return found

@@ -89,11 +89,7 @@ class Rows:
 
         :raises UnreadableRecord: the row has a format that this version doesn't read.
         """
-        if str(row.format) != FORMAT:
-            log.error(
-                "row %s has the stored format %s, this version reads %s", claim.scope.digest[:12], row.format, FORMAT
-            )
-            raise UnreadableRecord()
+        _require_format(row)
         return _expired(row) and (row.tombstone_until or 0) <= row.now
 
     def screen(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
@@ -111,7 +107,11 @@ class Rows:
         return None
 
     def record(self, connection: Connection, row: Row[Any]) -> Record:
-        """The row as a record, with its answer where it is finished."""
+        """The row as a record, with its answer where it is finished.
+
+        :raises UnreadableRecord: the row has a format that this version doesn't read.
+        """
+        _require_format(row)
         state = State(row.status)
         response = self._answer(connection, row) if state in FINISHED else None
         return Record(
@@ -214,6 +214,12 @@ def away(error: SQLAlchemyError) -> StoreUnavailable:
         " (are the tables there? see `flask idempotent ddl`)" if "idempotency_" in str(original) else "",
     )
     return StoreUnavailable()
+
+
+def _require_format(row: Row[Any]) -> None:
+    if str(row.format) != FORMAT:
+        log.error("row %s has the stored format %s, this version reads %s", row.key_digest[:12], row.format, FORMAT)
+        raise UnreadableRecord()
 
 
 def _expired(row: Row[Any]) -> bool:

@@ -15,8 +15,11 @@ from tests.web.kit import new_key, together
 
 from .kit import MANY, Shop
 
-#: What a duplicate of a running request may take; a machine under load needs some of it.
-SOON_S = 0.5
+
+def assert_soon(times: list[float]) -> None:
+    """Nobody waited for the view, which stands until the test lets it go; a machine under load may stall."""
+    assert min(times) < 0.5
+    assert max(times) < 2
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -53,11 +56,13 @@ def busy(make_shop, database_url) -> Shop:
 
 def test_a_duplicate_behind_an_open_row_is_told_soon(busy):
     with a_held_view(busy) as post:
+        times = []
         for _ in range(5):
             took, answer = timed(post)
+            times.append(took)
             kit.assert_problem(answer, "in-progress")
-            assert took < SOON_S
             assert busy.records() == []  # what it was told binds nothing in Redis
+        assert_soon(times)
     assert busy.runs == 1
     assert busy.orders() == ["a"]
 
@@ -95,10 +100,12 @@ def test_a_duplicate_behind_an_expired_row_that_is_claimed_anew(busy):
         running = crowd.start(busy.post, key)
         gate.wait_inside()
         busy.redis.flushdb()
+        times = []
         for _ in range(3):
             took, answer = timed(lambda: busy.post(key))
+            times.append(took)
             kit.assert_problem(answer, "in-progress")
-            assert took < SOON_S
+        assert_soon(times)
         gate.open()
         assert running.result(kit.WAIT_S).get_json() == {"run": 2}
     assert (busy.runs, busy.states(), busy.answers()) == (2, ["succeeded"], 1)
@@ -149,7 +156,7 @@ def test_a_refusal_behind_an_open_row_at_a_strict_level(make_shop, database_url,
                 shop.redis.flushdb()
             took, answer = timed(lambda: shop.post(key, {"item": "another"}))
             kit.assert_problem(answer, "in-progress" if flush else "mismatch")
-            assert took < 1
+            assert took < 2
         gate.open()
         first = running.result(kit.WAIT_S)
     kit.assert_replay(first, shop.post(key))

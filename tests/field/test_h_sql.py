@@ -205,11 +205,14 @@ def test_an_insert_that_returns_nothing(make_shop, database_url):
         winner = crowd.start(shop.post, key)
         gate.wait_inside()
         end = time.monotonic() + 1
+        times = []
         while time.monotonic() < end:
             shop.redis.flushdb()
             began = time.monotonic()
             kit.assert_problem(shop.post(key), "in-progress")
-            assert time.monotonic() - began < 0.8
+            times.append(time.monotonic() - began)
+        assert min(times) < 0.5
+        assert max(times) < 2
         gate.open()
         first = winner.result(kit.WAIT_S)
     shop.redis.flushdb()

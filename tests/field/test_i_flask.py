@@ -22,6 +22,7 @@ import socket
 import struct
 import threading
 import urllib.parse
+from importlib.metadata import version
 
 import marshmallow as ma
 import pytest
@@ -245,6 +246,8 @@ def test_memory_does_not_grow(make_app, effects):
 
 # F102: async views between a framework's decorators
 
+SMOREST = tuple(int(part) for part in version("flask-smorest").split(".")[:2])
+
 
 class OrderIn(ma.Schema):
     item = ma.fields.String(required=True)
@@ -255,6 +258,7 @@ class OrderOut(ma.Schema):
     item = ma.fields.String()
 
 
+@pytest.mark.skipif(SMOREST < (0, 47), reason="flask-smorest awaits views since 0.47")
 @pytest.mark.parametrize("place", ["above", "below"])
 def test_async_views_of_flask_smorest(redis_url, effects, place):
     """F102"""

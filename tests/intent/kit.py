@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flask import request
+from sqlalchemy import event
 from werkzeug.test import TestResponse
 
 from flask_idempotent import Provider, Settlement, current_idempotency, idempotent
@@ -15,6 +16,7 @@ from flask_idempotent.settling import Orphan
 from flask_idempotent.stores.durable import DurableIntentStore
 from flask_idempotent.stores.intent import IntentStore
 from tests.durable.kit import Shop
+from tests.harness import wait_until
 from tests.provider import LocalClient, ProviderClient
 from tests.web import kit
 from tests.web.kit import keyed, new_key
@@ -46,6 +48,11 @@ class Till(Shop):
             engine_options = {"pool_size": 2, "max_overflow": 0, "pool_timeout": 3}
         options = {name: value for name, value in {**LONG, **options}.items() if value is not None}
         super().__init__(database_url, redis_url, engine_options=engine_options, **options)
+        if database_url.startswith("sqlite"):
+            for engine in (self.engine, self.outside):
+                # Nothing here is about power cuts.
+                event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+                engine.dispose()
         self.provider = provider
         #: What the view does before it charges, and what it answers with a charge.
         self.before: Callable[[], Any] = lambda: None
@@ -105,7 +112,9 @@ class Till(Shop):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def pay(self, key: str, amount: int = 100, *, path: str = "/charges", user: str = "ann", **more: Any) -> TestResponse:
+    def pay(
+        self, key: str, amount: int = 100, *, path: str = "/charges", user: str = "ann", **more: Any
+    ) -> TestResponse:
         """One request; an exception that passes through the app stays an exception."""
         return self.app.test_client().post(path, json={"amount": amount, **more}, headers=keyed(key, X_User=user))
 
@@ -177,6 +186,11 @@ class Till(Shop):
         kit.assert_replay(answer, self.pay(key))
         assert (len(self.lookups), self.runs) == (lookups, runs)
         return answer
+
+    def __exit__(self, *error: Any) -> None:
+        # A heartbeat may be at it still.
+        wait_until(lambda: self.checked_out() == 0, "connections that were not given back", 5)
+        super().__exit__(*error)
 
 
 AGE = (

@@ -7,7 +7,6 @@ are quick. No history ends with a second charge, and none is stuck where a charg
 import random
 
 import pytest
-from sqlalchemy import event
 
 from flask_idempotent import NothingHappened, Provider, current_idempotency
 from tests.provider import Ledger, LocalClient
@@ -90,10 +89,6 @@ def test_no_second_charge_in_a_thousand_runs(make_till, sqlite_url, caplog):
         sqlite_url, LEASE=LEASE, SKEW=SKEW, SETTLE_AFTER=None, TTL=86_400, provider=LocalClient(ledger), HEARTBEAT=False
     )
     till.take_charges(provider=bank)
-    for engine in (till.engine, till.outside):
-        # Nothing here is about power cuts.
-        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
-        engine.dispose()
     seen = {"settled": 0, "ran again": 0, "for a human": 0, "released": 0}
     for seed in range(RUNS):
         draw = random.Random(seed)

@@ -83,9 +83,7 @@ class ProviderClient:
     def reset(self) -> None:
         self._send("DELETE", "/ledger")
 
-    def _send(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    def _send(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
         connection = http.client.HTTPConnection(self._address, timeout=self.timeout)
         try:
             connection.request(
