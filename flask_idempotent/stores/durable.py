@@ -70,7 +70,7 @@ class DurableStore:
         held.fronted = said is not None and said.verdict is Verdict.CLAIMED
         try:
             reply = self._back.claim(claim)
-        except StoreUnavailable:
+        except Exception:
             self._give_back(claim)
             raise
         if reply.verdict in (Verdict.CLAIMED, Verdict.SETTLE):

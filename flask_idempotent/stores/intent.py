@@ -39,6 +39,8 @@ log = logging.getLogger("flask_idempotent")
 ROUNDS = 5
 #: Pauses in seconds between tries to commit an outcome while the database is away. Bounded: a client waits.
 PAUSES_S = (0.05, 0.2, 0.5)
+#: No further try begins after so many seconds: each of them may take as long as the engine's own time-outs.
+TRIES_END_S = 3.0
 
 UNKNOWN = "The work was done, but this could not be recorded. Send the same request again with the same key."
 
@@ -103,11 +105,12 @@ class IntentStore:
 
         :raises NotCommitted: the database stayed away; what became of the claim is unknown.
         """
+        began = time.monotonic()
         for pause_s in (*PAUSES_S, None):
             try:
                 return self._rows.settled(lambda connection: self._finish(connection, completion))
             except StoreUnavailable as error:
-                if pause_s is None:
+                if pause_s is None or time.monotonic() - began > TRIES_END_S:
                     raise NotCommitted(UNKNOWN) from error
                 time.sleep(pause_s)
         raise AssertionError("unreachable")

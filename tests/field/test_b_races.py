@@ -1,8 +1,8 @@
 """B. Claim races, lock ownership and lease renewal.
 
 F09: ``tests/races/test_stampede.py``. F11, F12, F14, F15, F19: ``tests/races/test_leases.py``. F13 on gevent, and F21:
-``tests/races/test_processes.py``; here is F13 for async views. F20 is about waiting duplicates, which this version
-doesn't offer: a duplicate is told when to come back.
+``tests/races/test_processes.py``; here is F13 for async views. F20, waiting duplicates:
+``tests/web/test_views_waiting.py``.
 """
 
 import asyncio

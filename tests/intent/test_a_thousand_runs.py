@@ -1,4 +1,4 @@
-"""A thousand seeded histories of one key each: crashes, errors, late calls, a search that lags, a provider that forgets.
+"""A thousand seeded histories of one key each: crashes, errors, late calls, a lagging search, a forgetful provider.
 
 The provider is a ledger in this process with a clock of its own, which passes together with the records'; so the runs
 are quick. No history ends with a second charge, and none is stuck where a charge is to be seen.

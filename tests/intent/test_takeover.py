@@ -6,8 +6,10 @@ import time
 
 import pytest
 
-from flask_idempotent import NothingHappened, Settlement, current_idempotency
+from flask_idempotent import NothingHappened, current_idempotency
+from flask_idempotent.call import current_call
 from flask_idempotent.errors import LeaseLost
+from flask_idempotent.heartbeat import heartbeat
 from tests.harness import Proxy
 from tests.web import kit
 
@@ -280,7 +282,7 @@ def test_redis_that_renews_does_not_hide_a_database_that_does_not(request, make_
             proxy.black_hole()
             time.sleep(1.2)
             # What Redis says of the lease helps nobody.
-            till.front.renew([current_call_claim()])
+            till.front.renew([current_call().claim])
             try:
                 current_idempotency.provider_key(step=1)
             except LeaseLost as error:
@@ -297,12 +299,6 @@ def test_redis_that_renews_does_not_hide_a_database_that_does_not(request, make_
         answer = till.until_settled(key)
         till.assert_one_charge(answer)
         assert till.runs == 1
-
-
-def current_call_claim():
-    from flask_idempotent.call import current_call
-
-    return current_call().claim
 
 
 def test_a_heartbeat_keeps_a_long_view(make_till, database_url):
@@ -330,8 +326,6 @@ def test_one_statement_renews_them_all(make_till, database_url):
     """Twenty leases in one pass of the heartbeat: one UPDATE."""
     till = make_till(database_url, engine_options=MANY, LEASE=30)
     till.take_charges()
-    from flask_idempotent.heartbeat import heartbeat
-
     with kit.Crowd(20) as crowd:
         gate = crowd.gate()
         till.before = gate.hold
@@ -352,7 +346,7 @@ def test_one_statement_renews_them_all(make_till, database_url):
             "UPDATE idempotency_keys SET claim_token = 'another' WHERE key_digest = :digest",
             digest=claims[3].scope.digest,
         )
-        assert [held for held in till.store.renew(claims)] == [number != 3 for number in range(20)]
+        assert list(till.store.renew(claims)) == [number != 3 for number in range(20)]
         till.ask(
             "UPDATE idempotency_keys SET claim_token = :token WHERE key_digest = :digest",
             digest=claims[3].scope.digest,
@@ -481,4 +475,3 @@ def test_settling_is_by_compare_and_swap(make_till, database_url):
     till.pass_time(31)
     till.assert_one_charge(till.pay(key))
     assert till.runs == 1
-    assert Settlement.retry().kind == "retry"

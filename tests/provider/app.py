@@ -1,8 +1,8 @@
 """The provider's HTTP interface, and how a test misuses it.
 
 ``POST /charges`` (or ``/refunds``, ``/captures``, ``/transfers``) with a JSON object does something, and deduplicates
-by the header ``Idempotency-Key``. ``GET /charges?key=…`` or ``?reference=…`` is the search. ``/control`` and ``/ledger``
-belong to the tests.
+by the header ``Idempotency-Key``. ``GET /charges?key=…`` or ``?reference=…`` is the search. ``/control`` and
+``/ledger`` belong to the tests.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def create_app(ledger: Ledger | None = None) -> Flask:
 
     @app.put("/control")
     def control() -> Any:
-        """Members, each may be left out: ``window`` and ``search_delay`` (s), ``faults``, ``advance`` (s), ``forget``."""
+        """``window``, ``search_delay`` and ``advance`` in seconds, ``faults``, ``forget``; each may be left out."""
         wanted = request.get_json()
         ledger.window = wanted.get("window", ledger.window)
         ledger.search_delay = wanted.get("search_delay", ledger.search_delay)
