@@ -4,8 +4,18 @@ from .errors import NothingHappened
 from .notes import Notes
 from .providers import Provider
 from .records import Settlement
+from .settling import Orphan
 from .web.current import current_idempotency
 from .web.extension import Idempotent
 from .web.views import idempotent
 
-__all__ = ["Idempotent", "Notes", "NothingHappened", "Provider", "Settlement", "current_idempotency", "idempotent"]
+__all__ = [
+    "Idempotent",
+    "Notes",
+    "NothingHappened",
+    "Orphan",
+    "Provider",
+    "Settlement",
+    "current_idempotency",
+    "idempotent",
+]

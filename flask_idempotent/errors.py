@@ -55,7 +55,8 @@ class IdempotencyError(HTTPException):
 
     #: The stable word a client can branch on (member ``code`` of the problem).
     problem: ClassVar[str] = ""
-    title: ClassVar[str] = ""
+    title: str = ""
+    code: int = 500
     #: Whether the very same request may succeed later. ``Retry-After`` is sent exactly when it is true.
     retryable: ClassVar[bool] = False
     default_retry_after: ClassVar[float] = 1
@@ -131,7 +132,9 @@ class Indeterminate(IdempotencyError):
     code = 409
     problem = "indeterminate"
     title = "The outcome of the first request is not known yet"
-    description = "It is being looked up. Send the same request again with the same key after the time in Retry-After."
+    description = (
+        "It has to be looked up first. Send the same request again with the same key after the time in Retry-After."
+    )
     retryable = True
     default_retry_after = 10
 
@@ -201,6 +204,8 @@ class NothingHappened(HTTPException):
     code = None
 
     def __init__(self, response: Response) -> None:
+        if not isinstance(response, Response):
+            raise TypeError("NothingHappened takes a response: raise NothingHappened(make_response({...}, 503)), say")
         super().__init__(response=response)
 
 

@@ -191,6 +191,8 @@ class ClaimReply:
     reclaimed: bool = False
     comparable: bool = True
     confirmed: bool = False
+    #: The key was counted as a new one.
+    counted: bool = False
     wait_ms: int = 0
     record: Record | None = None
 

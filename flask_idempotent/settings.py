@@ -308,6 +308,15 @@ def _form_ignore(value: object) -> tuple[str, ...]:
 def _providers(value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"must be a dictionary by provider name, not {show(value)}.")
+    for name, stated in value.items():
+        changes = stated if isinstance(stated, Mapping) else {"window": stated}
+        if not changes or not changes.keys() <= {"window", "search_delay"}:
+            raise ValueError(f"[{name!r}] must state window and search_delay. Write {{'window': 86400}}, say.")
+        for member, length in changes.items():
+            try:
+                parse_duration(length, zero=member == "search_delay")
+            except ValueError as error:
+                raise ValueError(f"[{name!r}][{member!r}] {error}") from None
     return dict(value)
 
 

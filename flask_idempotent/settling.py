@@ -241,8 +241,9 @@ class IntentEngine(Engine):
         early_ms = orphan.unknown_since + claim.settle_after_ms - orphan.read_at
         reason = settlement.reason or "looked up, and not known yet"
         if settlement.kind == "manual" or tries >= self._tries:
-            pause_ms, reason = HUMAN_PAUSE_MS, f"for a human: {reason}"
-            log.error("record %s waits for a human: %s", orphan.digest[:12], reason)
+            pause_ms = HUMAN_PAUSE_MS
+            log.error("record %s of %s waits for a human: %s", orphan.digest[:12], claim.scope.endpoint, reason)
+            reason = f"for a human: {reason}"
         elif early_ms > 0:
             # The pause counts with the skew on top, which every lapse has.
             pause_ms = max(early_ms - claim.skew_ms, 0)

@@ -113,7 +113,11 @@ class Provider:
 
 
 def _length(value: float | timedelta) -> timedelta:
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError("Provider: window and search_delay are seconds, such as 86400, or a timedelta")
+    return timedelta(seconds=value)
 
 
 def _paypal(digits: str, step: int) -> str:

@@ -73,7 +73,11 @@ class DurableStore:
         except Exception:
             self._give_back(claim)
             raise
-        if reply.verdict in (Verdict.CLAIMED, Verdict.SETTLE):
+        if reply.verdict is Verdict.CLAIMED:
+            return reply
+        if said is not None and said.counted:
+            self._refund(claim)
+        if reply.verdict is Verdict.SETTLE:
             return reply
         if reply.verdict is Verdict.REPLAY and reply.record is not None:
             self._write_back(claim, reply.record)
@@ -142,6 +146,13 @@ class DurableStore:
             self._front.release(claim, reason="", forget=True)
         except StoreUnavailable:
             log.info("a claim in Redis could not be given back; its lease lapses")
+
+    def _refund(self, claim: Claim) -> None:
+        """A key that only Redis took for a new one doesn't count as one."""
+        try:
+            self._front.refund(claim)
+        except StoreUnavailable:
+            log.info("the count of a known key could not be taken back")
 
     def _write_back(self, claim: Claim, record: Record) -> None:
         """Fill Redis again, through a claim of one's own only: so nothing that was forgotten comes back late."""

@@ -44,7 +44,7 @@ Value: TypeAlias = "str | bytes | int"
 
 #: Scripts that must go through on a full server: they end work that was done.
 ALLOWED_OOM = frozenset({"renew", "complete", "release"})
-SCRIPTS = ("claim", "renew", "complete", "release", "limit")
+SCRIPTS = ("claim", "renew", "complete", "release", "limit", "refund")
 BUCKETS = 256
 #: What redis-py raises when a server can't be asked, or refuses. A cluster without nodes has a base class of its own.
 ERRORS = (RedisError, RedisClusterException)
@@ -117,6 +117,7 @@ class RedisStore:
                 created_at=_number(reply[4]),
                 reclaimed=how == "reclaimed",
                 comparable=reply[5] == 1,
+                counted=how == "new" and rate is not None,
             )
         if word == "replay":
             return ClaimReply(Verdict.REPLAY, comparable=reply[1] == 1, record=self._record(claim.scope, reply[2]))
@@ -183,6 +184,11 @@ class RedisStore:
             raise _unreadable(claim.scope, None)
         return Released(word)
 
+    def refund(self, claim: Claim) -> None:
+        """Take back the count of a key that turned out not to be new."""
+        if claim.rate is not None:
+            self._run("refund", [self._counter(claim.rate.bucket)], [])
+
     def read(self, scope: Scope) -> Record | None:
         try:
             fields = self._client.hgetall(self._keys(scope.digest)[0])
@@ -236,10 +242,12 @@ class RedisStore:
         return reply
 
     def _away(self, error: RedisError | RedisClusterException) -> StoreUnavailable:
-        if isinstance(error, (RedisConnectionError, RedisTimeoutError, RedisClusterException)):
+        is_away = isinstance(error, (RedisConnectionError, RedisTimeoutError, RedisClusterException))
+        if is_away:
             self._breaker.failed()
         # The class only: a server's error text can repeat what was sent.
-        log.error("Redis did not do what was asked: %s", type(error).__name__)
+        hint = " (is it running, and where IDEMPOTENT_REDIS_URL says?)" if is_away else ""
+        log.error("Redis did not do what was asked: %s%s", type(error).__name__, hint)
         return StoreUnavailable()
 
     def _record(self, scope: Scope, flat: Reply) -> Record:

@@ -208,9 +208,8 @@ def away(error: SQLAlchemyError) -> StoreUnavailable:
     """What a failed statement means to a request. Told to the log without what was sent."""
     original = getattr(error, "orig", None)
     log.error(
-        "the database did not do what was asked: %s %s%s",
-        type(error).__name__,
-        type(original).__name__ if original is not None else "",
+        "the database did not do what was asked: %s%s",
+        type(original or error).__name__,
         " (are the tables there? see `flask idempotent ddl`)" if "idempotency_" in str(original) else "",
     )
     return StoreUnavailable()

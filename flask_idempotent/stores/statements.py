@@ -186,7 +186,7 @@ class Statements:
         self.suspend = (
             update(keys)
             .where(*this, token, attempt, open_)
-            .values(status=State.INDETERMINATE.value, unknown_since=now_ms(), locked_until=now_ms(), reason=reason)
+            .values(status=State.INDETERMINATE.value, unknown_since=now_ms(), locked_until=null(), reason=reason)
         )
         self.release = (
             update(keys)

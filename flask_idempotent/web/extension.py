@@ -74,6 +74,11 @@ class Idempotent:
             raise ConfigurationError(
                 "this app has an Idempotent extension already: call Idempotent(app) or init_app(app) once for each app"
             )
+        if db is not None and not hasattr(db, "session"):
+            raise ConfigurationError(
+                "init_app(db=) takes the app's Flask-SQLAlchemy object, as in db = SQLAlchemy(app); the database's URL "
+                "stays in SQLALCHEMY_DATABASE_URI"
+            )
         settings = load_settings(app.config)
         if redis is not None:
             require_bytes(redis)
@@ -119,12 +124,12 @@ class Idempotent:
 
     def principal_loader(self, loader: L) -> L:
         """Register who calls: ``() -> str | int | UUID | None``, asked after the guards. ``None`` is anonymous."""
-        self._loaders.principal = loader
+        self._loaders.principal = _loader(loader, "principal_loader")
         return loader
 
     def tenant_loader(self, loader: L) -> L:
         """Register the tenant of a call: ``() -> str | int | UUID | None``. Keys of two tenants are unrelated."""
-        self._loaders.tenant = loader
+        self._loaders.tenant = _loader(loader, "tenant_loader")
         return loader
 
     def protect(
@@ -157,6 +162,12 @@ class Idempotent:
         if protection is None:
             raise ConfigurationError("this app has no Idempotent extension: call init_app(app) first")
         protection.verify()
+
+
+def _loader(loader: L, name: str) -> L:
+    if not callable(loader):
+        raise ConfigurationError(f"{name} takes the loader itself, uncalled: @idem.{name} above a function")
+    return loader
 
 
 def _metadata(db: SQLAlchemy, bind_key: str | None) -> MetaData:

@@ -79,7 +79,9 @@ def _settler(call: Call, mark: Mark, settings: Settings) -> Callable[[Orphan], S
 
 
 def _abandoned(settings: Settings) -> Settlement:
-    answer = problem_response(ResponseUnavailable(ABANDONED), settings.docs_url)
+    problem = ResponseUnavailable(ABANDONED)
+    problem.title = "The first request was interrupted"
+    answer = problem_response(problem, settings.docs_url)
     return Settlement("completed", answer, 409, reason="abandoned: its outcome was never looked up")
 
 

@@ -284,8 +284,16 @@ def _decorators(
 
 def _unsettled(endpoint: str, policy: Policy, mark: Mark) -> list[str]:
     """An ``intent`` route must say who finds out about an attempt that ended without an answer."""
-    known = mark.reconciler or mark.keywords.reconcile or policy.recovery in ("manual", "abandon")
-    if policy.durable != "intent" or known:
+    reconciler = mark.reconciler or mark.keywords.reconcile
+    if policy.durable != "intent":
+        stated = {"a reconciler": reconciler is not None, "settle_after=": mark.keywords.settle_after is not UNSET}
+        return [
+            f"view {endpoint!r} has {what}, but is not durable='intent': after a crash it would run again unasked. Set "
+            "durable='intent', or take it away"
+            for what, is_there in stated.items()
+            if is_there
+        ]
+    if reconciler or policy.recovery in ("manual", "abandon"):
         return []
     return [
         f"view {endpoint!r}: durable='intent' needs a reconciler, which finds out what became of an attempt that ended "

@@ -17,6 +17,8 @@ from ..keywords import Keywords, keywords_from
 from .outcome import own_status
 
 if TYPE_CHECKING:
+    from ..records import Settlement
+    from ..settling import Orphan
     from .protection import Protection
 
 __all__ = ["EXTENSION", "Deliver", "Mark", "chain_of", "idempotent", "marks_below", "marks_on", "protect_view"]
@@ -28,7 +30,7 @@ _BELOW = "_idempotent_marks_above"
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-C = TypeVar("C", bound=Callable[..., Any])
+C = TypeVar("C", bound="Callable[[Orphan], Settlement]")
 
 
 class Mark:
@@ -51,7 +53,23 @@ class Mark:
         self.reconciler: Callable[..., Any] | None = None
 
     def register_reconciler(self, reconciler: C) -> C:
-        """``@create_charge.reconciler``: finds out what became of an attempt that ended without an answer."""
+        """``@create_charge.reconciler``: finds out what became of an attempt that ended without an answer.
+
+        :raises ConfigurationError: it can't be called with an orphan, or there is one already.
+        """
+        if self.reconciler is not None or self.keywords.reconcile is not None:
+            raise ConfigurationError(f"the view {self.name} has a reconciler already: keep one")
+        try:
+            fits = inspect.signature(reconciler).bind(object()) is not None and not inspect.iscoroutinefunction(
+                reconciler
+            )
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise ConfigurationError(
+                f"the reconciler of {self.name} must be a plain function of one argument, the Orphan, that returns a "
+                "Settlement"
+            )
         self.reconciler = reconciler
         return reconciler
 
@@ -74,7 +92,12 @@ class Deliver(HTTPException):
 class ProtectedView(Protocol[P, R]):
     """A view behind its protection."""
 
+    __name__: str
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> Callable[..., R]:
+        """A method of a class-based view."""
 
     def reconciler(self, reconciler: C, /) -> C:
         """Register what finds out about an attempt that ended without an answer: ``(Orphan) -> Settlement``."""
@@ -97,14 +120,17 @@ def idempotent(view: Callable[..., Any] | None = None, /, **keywords: object) ->
     :raises ConfigurationError: for a keyword that is unknown, of a wrong type or out of range.
     """
     checked = keywords_from(**keywords)
-    if view is None:
-        return functools.partial(_mark, keywords=checked)
-    if not callable(view):
-        raise ConfigurationError("@idempotent takes keywords only, such as @idempotent(scope='orders.create')")
-    return _mark(view, keywords=checked)
+    return functools.partial(_mark, keywords=checked) if view is None else _mark(view, keywords=checked)
 
 
 def _mark(view: Callable[..., Any], *, keywords: Keywords) -> Callable[..., Any]:
+    if isinstance(view, type):
+        raise ConfigurationError(
+            f"@idempotent stands on the class {view.__name__}: put it on the methods, such as post(), or "
+            "into decorators = [...]"
+        )
+    if not callable(view):
+        raise ConfigurationError("@idempotent takes keywords only, such as @idempotent(scope='orders.create')")
     mark = Mark(keywords, getattr(view, "__qualname__", repr(type(view))), view=view)
     wrapper = protect_view(view, mark)
     # Found by verification on a view that was registered without its wrapper: the decorator stood above the route.

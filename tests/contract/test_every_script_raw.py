@@ -680,6 +680,27 @@ def a_counter_without_an_end(raw: Raw) -> Any:
     return reply
 
 
+# -- refund ----------------------------------------------------------------------------------------------------------
+
+
+@case("refund", "n")
+def a_count_is_taken_back(raw: Raw) -> Any:
+    raw.limit(2)
+    raw.limit(2)
+    assert raw.limit(2) > 0
+    assert raw.run("refund", [COUNTER], []) == 1
+    assert 0 < raw.client.pttl(COUNTER) <= WINDOW
+    assert raw.limit(2) == 0
+    return "n"
+
+
+@case("refund", "0")
+def nothing_to_take_back(raw: Raw) -> Any:
+    reply = raw.run("refund", [COUNTER], [])
+    assert not raw.client.exists(COUNTER)
+    return reply
+
+
 # --------------------------------------------------------------------------------------------------------------------
 
 
@@ -713,6 +734,7 @@ def test_every_word_has_a_case() -> None:
         "release": words_in("release"),
         "renew": {"0", "1", ""},
         "limit": {"0", "n"},
+        "refund": {"0", "n"},
     }
     for script in SCRIPTS:
         assert {each.word for each in CASES if each.script == script} == expected[script], script

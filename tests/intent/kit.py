@@ -146,6 +146,12 @@ class Till(Shop):
     def back(self) -> IntentStore:  # type: ignore[override]
         return self.store._rows
 
+    def forget_all(self) -> None:
+        """Every record, everywhere."""
+        for name in ("idempotency_keys", "idempotency_responses", "idempotency_steps"):
+            self.ask(f"DELETE FROM {name}")
+        self.redis.flushdb()
+
     # -- time --------------------------------------------------------------------------------------------------------
 
     def pass_time(self, seconds: float) -> None:

@@ -93,9 +93,7 @@ def test_no_second_charge_in_a_thousand_runs(make_till, sqlite_url, caplog):
     for seed in range(RUNS):
         draw = random.Random(seed)
         ledger.reset()
-        till.ask("DELETE FROM idempotency_keys")
-        till.ask("DELETE FROM idempotency_steps")
-        till.redis.flushdb()
+        till.forget_all()
         card = till.provider = Card(ledger)
         fate = Fate(draw, card)
         till.take = lambda fate=fate: fate.act(till)

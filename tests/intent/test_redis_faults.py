@@ -131,7 +131,10 @@ def test_one_charge_and_replays(make_till, postgres_url, faulty, fault, moment):
     with ExitStack() as stack:
         empty_tables(postgres_url)
         till = faulty.till = make_till(
-            postgres_url, redis_url=faulty.server.url, config={"IDEMPOTENT_REDIS_URL": faulty.proxy.url + QUICK}, LEASE=0.6
+            postgres_url,
+            redis_url=faulty.server.url,
+            config={"IDEMPOTENT_REDIS_URL": faulty.proxy.url + QUICK},
+            LEASE=0.6,
         )
         till.take_charges()
         key = new_key()
