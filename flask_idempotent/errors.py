@@ -56,7 +56,8 @@ class IdempotencyError(HTTPException):
     #: The stable word a client can branch on (member ``code`` of the problem).
     problem: ClassVar[str] = ""
     title: str = ""
-    code: int = 500
+    #: HTTP status, on every concrete class. (None here: Flask files handlers by it, and one of ours is for all codes.)
+    code: int = None  # type: ignore[assignment]
     #: Whether the very same request may succeed later. ``Retry-After`` is sent exactly when it is true.
     retryable: ClassVar[bool] = False
     default_retry_after: ClassVar[float] = 1

@@ -138,7 +138,6 @@ def test_retries_of_an_open_outcome_are_not_new_keys(make_till, sqlite_url):
         assert_unknown(till.pay(key))
     kit.assert_problem(till.pay(new_key()), "rate-limited")
     till.assert_settled(key)
-    kit.assert_problem(till.pay(new_key()), "rate-limited")
 
 
 def test_retries_of_a_released_key_are_not_new_keys(make_till, sqlite_url):
