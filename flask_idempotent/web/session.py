@@ -59,6 +59,15 @@ class SharedSession:
                 f"IDEMPOTENT_BIND_KEY: the app has no bind {self._bind_key!r} (it has {', '.join(map(repr, engines))})"
             )
         engine = engines[self._bind_key]
+        levels = (
+            engine.get_execution_options().get("isolation_level"),
+            getattr(engine.dialect, "_on_connect_isolation_level", None),
+        )
+        if "AUTOCOMMIT" in levels:
+            raise ConfigurationError(
+                "the engine of durable routes has isolation_level='AUTOCOMMIT', so nothing could be committed as one: "
+                "take that out of SQLALCHEMY_ENGINE_OPTIONS, or give it to single statements with execution_options()"
+            )
         if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise ConfigurationError(
                 "a durable route needs a database that two connections share, and an SQLite database in memory is not: "

@@ -37,13 +37,27 @@ def commits_the_connection(shop: Shop) -> None:
     shop.db.session.connection().commit()
 
 
+def commits_a_connection_that_it_kept(shop: Shop) -> None:
+    """No savepoint of the session is open then, whose loss would tell."""
+    connection = shop.db.session.connection()
+    shop.order("a")
+    shop.db.session.commit()
+    connection.commit()
+
+
 def implicit_commit(shop: Shop) -> None:
     shop.order("a")
     shop.db.session.flush()
     shop.db.session.execute(sa.text("CREATE TABLE IF NOT EXISTS made_by_a_view (id INT)"))
 
 
-ENDINGS = [raw_commit, raw_commit_of_the_driver, commits_the_connection, implicit_commit]
+ENDINGS = [
+    raw_commit,
+    raw_commit_of_the_driver,
+    commits_the_connection,
+    commits_a_connection_that_it_kept,
+    implicit_commit,
+]
 
 
 @pytest.fixture(params=ENDINGS, ids=lambda ending: ending.__name__)
@@ -422,6 +436,17 @@ def test_sqlite_in_memory_is_refused(make_shop, url):
     shop.idem.init_app(shop.app, db=shop.db)
     shop.take_orders()
     with pytest.raises(ConfigurationError, match="use a file"):
+        shop.post()
+    assert shop.runs == 0
+
+
+@pytest.mark.parametrize("where", ["engine", "options"])
+def test_an_engine_that_commits_by_itself_is_refused(make_shop, sqlite_url, where):
+    level = {"isolation_level": "AUTOCOMMIT"}
+    options = level if where == "engine" else {"execution_options": level}
+    shop = make_shop(sqlite_url, engine_options=options)
+    shop.take_orders()
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
         shop.post()
     assert shop.runs == 0
 

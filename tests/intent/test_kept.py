@@ -69,7 +69,7 @@ def test_what_a_look_up_found_is_mirrored_too(make_till, sqlite_url):
 
 
 def test_a_body_beyond_the_bound(make_till, database_url):
-    """The first client gets it all; the record says that it is done."""
+    """F66: the first client gets it all; the record says that it is done, and where to look."""
     till = make_till(database_url, MAX_BODY=1000, INLINE_BODY=100)
     till.take_charges()
     till.ending = lambda charge: ("x" * 1001, 201, {"Location": "/charges/1"})

@@ -42,7 +42,7 @@ UNKNOWN_ENDINGS = {
 
 @pytest.mark.parametrize("ending", ["502", "raised", "made a 500 by a handler"])
 def test_an_answer_that_is_not_kept_leaves_an_unknown_outcome(till: Till, ending):
-    """V4: the charge may stand, whatever the client was told. The retry looks it up; one charge stands."""
+    """V4, F04, F66: the charge may stand, whatever the client was told. The retry looks it up; one charge stands."""
     ends_unknown(till, ending)
 
 

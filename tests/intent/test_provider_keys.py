@@ -267,7 +267,7 @@ def test_two_operations_of_one_request(till: Till):
 
 
 def test_what_does_not_count_does_not_change_the_key(make_till, sqlite_url):
-    """F115: a time stamp and a blob that is encrypted anew each time, outside of the fingerprint: one key, one charge."""
+    """F115: a time stamp and a blob that is encrypted anew each time, outside of the fingerprint: one key."""
     till = make_till(sqlite_url)
     till.take_charges(fields=["amount"])
     till.ending = lambda charge: ("bad gateway", 502) if till.runs == 1 else ({"charge": charge["id"]}, 201)

@@ -3,8 +3,9 @@ answer ends in time, and nothing needs a hand afterwards.
 
 The bound: while connections are refused, a completion is tried four times with pauses of 0.75 s together. A connection
 that stands still is given up by the time-outs of the app's own engine: PyMySQL has them (``read_timeout``,
-``connect_timeout``; here 1 s), and each of those tries may cost two, but none begins after 3 s. libpq has none for a reply; there the answer comes
-when the connection breaks, which is up to the network (``tcp_user_timeout``, ``keepalives``) and here to the proxy.
+``connect_timeout``; here 1 s), and each of those tries may cost two, but none begins after 3 s. libpq has none for a
+reply; there the answer comes when the connection breaks, which is up to the network (``tcp_user_timeout``,
+``keepalives``) and here to the proxy.
 """
 
 import logging
@@ -71,7 +72,7 @@ def test_away_at_the_claim(till: Till):
 
 
 def test_away_for_a_note(till: Till):
-    """The provider's key can't be noted, so it doesn't go out: 503, no charge; nobody knows that, so it is looked up."""
+    """The provider's key can't be noted, so it doesn't go out: 503, no charge. Nobody knows that: it is looked up."""
     with ExitStack() as stack:
         till.before = lambda: stack.enter_context(till.sql_away()) if till.runs == 1 else None
         key = new_key()
@@ -219,8 +220,8 @@ def test_a_lost_reply_of_a_verdict(proxy, make_till, verdict):
 
 @contextmanager
 def swallowed(proxy: Proxy, url: str) -> Iterator[None]:
-    """The proxy accepts everything and delivers nothing: until the end of the block, or for a while where the driver has
-    no time-out."""
+    """The proxy accepts everything and delivers nothing: until the end of the block, or for a while where the driver
+    has no time-out."""
     proxy.black_hole()
     timer = threading.Timer(HOLE_S, proxy.heal)
     if url.startswith("postgresql"):

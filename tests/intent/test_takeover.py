@@ -96,7 +96,7 @@ def held_up(till: Till, crowd: kit.Crowd):
 
 
 def test_a_late_completion_counts_from_indeterminate(make_till, database_url, crowd):
-    """V7: a look-up that found nothing yet made the outcome unknown. The attempt itself comes back, and that counts."""
+    """V7, F11: a look-up that found nothing yet made the outcome unknown. The attempt comes back, and counts."""
     till = make_till(database_url, engine_options=MANY)
     till.take_charges()
     till.provider.control(search_delay=3600)
@@ -151,7 +151,7 @@ def test_a_late_completion_counts_from_released(make_till, database_url, crowd):
 
 
 def test_a_completion_after_a_verdict_answers_what_is_stored(make_till, database_url, crowd):
-    """The look-up found the charge and answered for it: the attempt's own client gets the same bytes."""
+    """F132: the look-up found the charge and answered for it: the attempt's own client gets the same bytes."""
     till = make_till(database_url, engine_options=MANY)
     till.take_charges()
     key, gate, late = held_up(till, crowd)
@@ -169,7 +169,7 @@ def test_a_completion_after_a_verdict_answers_what_is_stored(make_till, database
 
 @pytest.mark.parametrize("winner", ["running", "finished"])
 def test_a_newer_attempt_fences_the_older(make_till, database_url, crowd, winner):
-    """The older one overwrites nothing, and gets the newer one's answer where there is one."""
+    """F11, F12: the older one overwrites nothing, and gets the newer one's answer where there is one."""
     till = make_till(database_url, engine_options=MANY)
     till.take_charges()
     till.provider.control(search_delay=3600)
@@ -201,7 +201,7 @@ def test_a_newer_attempt_fences_the_older(make_till, database_url, crowd, winner
 
 @pytest.mark.parametrize("end", ["502", "NothingHappened"])
 def test_an_older_attempt_frees_nothing(make_till, database_url, crowd, end):
-    """However it ends: the newer one's row is not its own any more."""
+    """F12: however it ends, the newer one's row is not its own any more."""
     till = make_till(database_url, engine_options=MANY)
     till.take_charges()
     till.provider.control(search_delay=3600)
