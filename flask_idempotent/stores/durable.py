@@ -181,8 +181,10 @@ class DurableIntentStore(DurableStore):
 
     def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         answer = super()._without_claim(claim, said)
-        if answer is said and said.verdict is Verdict.LIMITED:
-            # Nor is one whose outcome is open: Redis keeps nothing of it.
+        doubtful = said.verdict in (Verdict.LIMITED, Verdict.FOREIGN, Verdict.MISMATCH) and not said.confirmed
+        if doubtful and answer is said:
+            # Redis keeps nothing of an outcome that is open. So its key is no new one there, and whoever asked for it
+            # first since then is not its owner: where there is such a row, the database decides.
             record = self._rows.read(claim.scope)
             if record is not None and record.state not in FINISHED:
                 return None

@@ -216,6 +216,11 @@ def assert_unknown(response: TestResponse) -> None:
     assert kit.EXPIRES not in response.headers
 
 
+def commit_of(url: str) -> bytes:
+    """COMMIT as the driver sends it, and not READ COMMITTED."""
+    return b"COMMIT\0" if url.startswith("postgresql") else b"\3COMMIT"
+
+
 def die() -> None:
     """Inside of a view: from here on it is as if the process was killed, and the stores are told nothing more."""
     call = current_call()
@@ -226,4 +231,4 @@ def die() -> None:
     call.settled = True
 
 
-__all__ = ["BANK", "LAPSING", "LONG", "Till", "assert_unknown", "die", "new_key"]
+__all__ = ["BANK", "LAPSING", "LONG", "Till", "assert_unknown", "commit_of", "die", "new_key"]

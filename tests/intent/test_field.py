@@ -220,6 +220,38 @@ def test_the_same_key_on_another_endpoint(make_till, sqlite_url):
     assert (till.runs, len(set(till.keys))) == (2, 2)
 
 
+@pytest.mark.parametrize("stranger", [{"amount": 7}, {"user": "bob"}], ids=["another body", "another user"])
+@pytest.mark.parametrize("record", ["done", "unknown"])
+def test_a_stranger_after_a_flush_does_not_shut_the_owner_out(make_till, database_url, stranger, record):
+    """V9: while the stranger's claim is in Redis and on its way to the database, the owner gets what is his."""
+    till = make_till(database_url)
+    till.take_charges()
+    if record == "unknown":
+        till.ending = lambda charge: ("bad gateway", 502)
+    key = new_key()
+    first = till.pay(key)
+    till.redis.flushdb()
+    claim, answers = till.back.claim, []
+
+    def claim_late(asked):
+        if not answers:
+            answers.append(None)
+            answers[0] = till.elsewhere(lambda: till.pay(key))
+        return claim(asked)
+
+    till.back.claim = claim_late
+    kit.assert_problem(till.pay(key, **stranger), "mismatch" if "amount" in stranger else "not-found")
+    till.back.claim = claim
+    if record == "done":
+        kit.assert_replay(first, answers[0])
+    elif answers[0].get_json()["code"] != "in-progress":  # all that Redis can say while somebody asks the database
+        assert_unknown(answers[0])
+    assert till.records() == []
+    if record == "unknown":
+        till.assert_settled(key)
+    assert till.runs == 1
+
+
 # F
 
 

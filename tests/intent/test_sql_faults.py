@@ -21,7 +21,7 @@ from tests.durable.kit import empty_tables
 from tests.harness import Proxy
 from tests.web import kit
 
-from .kit import Till, assert_unknown, new_key
+from .kit import Till, assert_unknown, commit_of, new_key
 
 REFUSED_BOUND_S = 3.0
 #: No try begins after three seconds; each is made on a connection that was open and on a new one; and some room.
@@ -148,20 +148,37 @@ def test_away_for_the_heartbeats(make_till, database_url):
 # A reply that is lost
 
 
-@pytest.mark.parametrize("match", [b"INSERT INTO idempotency_keys", b"COMMIT"], ids=["insert", "commit"])
-def test_a_lost_reply_at_the_claim(proxy, make_till, match):
+@pytest.mark.parametrize("what", ["begin", "insert", "commit"])
+def test_a_lost_reply_at_the_claim(proxy, make_till, what):
     """V8: the claim recognises its own row, and runs; nobody has to look up what never began."""
     till = make_till(proxy.url, HEARTBEAT=False)
     till.take_charges()
     till.pay(new_key())
     till.provider.reset()
     key = new_key()
-    proxy.cut_reply(match=match)
+    parts = {"begin": b"ISOLATION LEVEL READ COMMITTED", "insert": b"INSERT INTO idempotency_keys"}
+    proxy.cut_reply(match=parts.get(what, commit_of(proxy.url)))
     first = till.timed(key, REFUSED_BOUND_S)
     assert proxy.cuts == 1
     till.assert_one_charge(first)
     kit.assert_replay(first, till.pay(key))
     assert (till.runs, till.lookups, till.attempts) == (2, [], [1, 1])
+
+
+def test_connections_that_broke_while_nobody_used_them(proxy, make_till):
+    """A restarted database, or its time-out for idle clients: noticed at the claim, and at the completion; and gone
+    without a trace, since each is asked once more on a new connection."""
+    till = make_till(proxy.url, HEARTBEAT=False)
+    till.take_charges()
+    till.pay(new_key())
+    till.provider.reset()
+    till.before = proxy.break_connections
+    proxy.break_connections()
+    key = new_key()
+    first = till.timed(key, REFUSED_BOUND_S)
+    till.assert_one_charge(first)
+    kit.assert_replay(first, till.pay(key))
+    assert (till.runs, till.lookups) == (2, [])
 
 
 def test_a_lost_reply_of_a_renewal(proxy, make_till):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flask_idempotent import NothingHappened, current_idempotency
+from flask_idempotent import NothingHappened, Settlement, current_idempotency
 from flask_idempotent.call import current_call
 from flask_idempotent.errors import LeaseLost
 from flask_idempotent.heartbeat import heartbeat
@@ -454,11 +454,15 @@ def test_a_lost_claim_learns_it_from_its_note(make_till, database_url, crowd):
     assert (len(till.provider.entries()), till.attempts) == (1, [1, 2])
 
 
-def test_settling_is_by_compare_and_swap(make_till, database_url):
-    """A verdict on a row that moved on is no verdict: its number is another one."""
+@pytest.mark.parametrize("verdict", ["found", "not found", "pending"])
+def test_settling_is_by_compare_and_swap(make_till, database_url, verdict):
+    """A verdict on a row that moved on meanwhile is no verdict: the row's number is another one."""
     till = make_till(database_url)
+    settle = till.settle
+    till.settle = lambda orphan: (settle(orphan), Settlement.pending())[verdict == "pending" and len(till.lookups) == 1]
     till.take_charges()
-    till.ending = lambda charge: die() or ("", 201)
+    till.charges = verdict == "found"
+    till.ending = lambda charge: die() or ("", 500)
     key = new_key()
     till.pay(key)
     till.pass_time(37)
@@ -471,7 +475,38 @@ def test_settling_is_by_compare_and_swap(make_till, database_url):
 
     till.in_look_up = move
     assert_unknown(till.pay(key))
-    assert till.row().status == "indeterminate"
+    row = till.row()
+    assert (row.status, row.attempt, row.settle_tries, till.runs) == ("indeterminate", 1, 0, 1)
+    till.charges = True
+    till.ending = lambda charge: ({"charge": charge["id"]}, 201)
     till.pass_time(31)
     till.assert_one_charge(till.pay(key))
-    assert till.runs == 1
+    assert till.runs == (1 if verdict == "found" else 2)
+
+
+def test_a_verdict_that_was_made_without_redis(make_till, database_url, crowd):
+    """Another host, which has lost Redis, settled it; the attempt's own claim in Redis is still there. What comes to
+    stand there is what is stored in the database, and not what the attempt would have answered."""
+    till = make_till(database_url, engine_options=MANY)
+    till.take_charges()
+    gate = crowd.gate()
+
+    def end(charge):
+        gate.hold()
+        return {"charge": charge["id"], "late": True}, 201
+
+    till.ending = end
+    key = new_key()
+    late = crowd.start(till.pay, key)
+    gate.wait_inside()
+    with till.outside.begin() as connection:
+        till.age(connection, 31)
+    other = make_till(database_url, name="other", config={"IDEMPOTENT_REDIS_URL": "redis://127.0.0.1:1/0"})
+    other.take_charges()
+    settled = other.pay(key)
+    till.assert_one_charge(settled)
+    gate.open()
+    assert late.result(kit.WAIT_S).data == settled.data
+    with till.statements() as statements:
+        kit.assert_replay(settled, till.pay(key))
+    assert statements == []
