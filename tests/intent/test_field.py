@@ -63,7 +63,7 @@ def test_a_lease_is_of_seconds_by_the_databases_clock(make_till, database_url, m
     key = new_key()
     till.pay(key)
     now = time.time
-    for passed, wrong in ((0, 7200), (4, -7200), (1.5, 7200)):
+    for passed, wrong in ((0, 7200), (3, -7200), (1, 7200)):
         till.pass_time(passed)
         if redis_is == "emptied":
             till.redis.flushdb()
@@ -72,7 +72,7 @@ def test_a_lease_is_of_seconds_by_the_databases_clock(make_till, database_url, m
             refused = till.pay(key)
         kit.assert_problem(refused, "in-progress")
         assert int(refused.headers["Retry-After"]) <= 6
-    till.pass_time(0.6)
+    till.pass_time(2.1)
     if redis_is == "emptied":
         till.redis.flushdb()
     till.assert_one_charge(till.pay(key))
@@ -88,7 +88,7 @@ def test_sixteen_at_once(make_till, database_url, caplog, redis_is):
     till = make_till(database_url, engine_options=MANY, config=AWAY if redis_is == "away" else {})
     till.take_charges()
     with caplog.at_level(logging.ERROR):
-        for number in range(5):
+        for number in range(3):
             key = new_key()
             answers = kit.together(*[lambda key=key: till.pay(key)] * 16)
             winners = [answer for answer in answers if answer.status_code == 201]
