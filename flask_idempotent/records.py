@@ -227,6 +227,8 @@ class Settlement:
     @classmethod
     def completed(cls, body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Settlement:
         """The effect is there: the answer to give, as a view returns it. A 4xx makes the record ``failed``."""
+        if not 200 <= status <= 599:
+            raise ValueError("Settlement.completed takes a status from 200 to 599")
         return cls("completed", body, status, headers)
 
     @classmethod

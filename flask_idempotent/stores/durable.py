@@ -114,7 +114,7 @@ class DurableStore:
 
     def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
         released = self._back.release(claim, reason=reason, forget=forget)
-        if released is Released.RELEASED:
+        if released in (Released.RELEASED, Released.GONE):
             self._give_back(claim)
         return released
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError, SAWarning, SQLAlchemyError
@@ -50,7 +50,10 @@ class Transaction(Backing):
         self._connection: Connection | None = None
         #: What a session found wrong when it parted.
         self._fault: Exception | None = None
-        self._joined: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._joined: list[Session] = []
+        self._current: Callable[[], Session | None] | None = None
+        #: What the request that claimed runs in: another thread's copy of it doesn't join.
+        self.context: object = None
 
     @property
     def connection(self) -> Connection:
@@ -83,14 +86,16 @@ class Transaction(Backing):
 
     def join(self, session: Session) -> Connection:
         """The connection, for a session that works in this transaction from now on."""
-        self._joined.add(session)
+        if session not in self._joined:
+            self._joined.append(session)
         return self.connection
 
     def part(self) -> None:
         """End what the sessions left open: work that was flushed and never committed goes, as it would without us."""
-        for session in list(self._joined):
-            if session.info.pop(WRITTEN, None):
-                log.warning("a durable view flushed work that it never committed: nothing of that is kept")
+        for session in (*self._joined, *self._bystanders()):
+            left = session.info.pop(WRITTEN, None) or session.new or session.dirty or session.deleted
+            if left and session.in_transaction():  # one that was closed had its work taken back already
+                log.warning("a durable view left work that it never committed: nothing of that is kept")
             try:
                 session.rollback()
             except (SQLAlchemyError, SAWarning) as error:
@@ -98,6 +103,14 @@ class Transaction(Backing):
                 session.invalidate()
                 self._fault = error if _is_cut(error) else OuterEnded()
         self._joined.clear()
+
+    def watch(self, sessions: Callable[[], Session | None]) -> None:
+        """Tell how the app's current session is found, which may hold work that was never even flushed."""
+        self._current = sessions
+
+    def _bystanders(self) -> list[Session]:
+        session = self._current() if self._current is not None else None
+        return [session] if session is not None and session not in self._joined else []
 
     def check(self) -> None:
         """See that the transaction is still the one in which the key's row was written.
@@ -139,19 +152,25 @@ class Transaction(Backing):
             connection.close()
         except SQLAlchemyError:
             log.warning("a connection could not be given back to its pool, and was thrown away")
-            connection.invalidate()
-            connection.close()
+            _throw_away(connection)
 
     def discard(self) -> None:
         """Throw the connection away: nobody knows in what state it is."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.invalidate()
-            connection.close()
+            _throw_away(connection)
 
 
 def _is_cut(error: Exception) -> bool:
     return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def _throw_away(connection: Connection) -> None:
+    try:
+        connection.invalidate()
+        connection.close()
+    except SQLAlchemyError:
+        log.warning("the view had closed the connection that it shares with its key")
 
 
 def shared(claim: Claim) -> Transaction:

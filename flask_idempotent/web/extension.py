@@ -187,13 +187,15 @@ def _net(
 
     def wsgi_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         protection.verify_once()
-        environ.pop(ENVIRON_KEY, None)
+        outer = environ.pop(ENVIRON_KEY, None)  # of a view that sends its own environ through the app once more
         try:
             return inner(environ, start_response)
         finally:
             call = environ.get(ENVIRON_KEY)
             if call is not None:
                 protection.settle_open(call)
+            if outer is not None:
+                environ[ENVIRON_KEY] = outer
 
     return wsgi_app
 

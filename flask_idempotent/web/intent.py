@@ -95,6 +95,7 @@ def _answer(app: Flask, call: Call, settlement: Settlement) -> StoredResponse:
         response = app.response_class(json.dumps(body), mimetype="application/json")
     else:
         response = app.make_response(cast("ResponseReturnValue", body))
-    response.status_code = settlement.status
+    if settlement.status != 200 or not isinstance(body, (tuple, Response)):
+        response.status_code = settlement.status
     response.headers.extend(settlement.headers or {})
     return snapshot(response, bound=call.policy.max_body, replay_header=call.policy.replay_header)

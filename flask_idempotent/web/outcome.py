@@ -6,6 +6,7 @@ import enum
 import logging
 from dataclasses import dataclass
 
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from ..call import Call
@@ -65,8 +66,8 @@ def unanswered(call: Call, status: int, reason: str) -> Outcome:
     return Outcome(Fate.SUSPEND if call.policy.durable == "intent" else Fate.RELEASE, status, reason)
 
 
-def own_status(value: object) -> int:
-    """The status that a view's return value asks for."""
+def own_status(value: object) -> int | None:
+    """The status that a view's return value asks for; ``None`` for a WSGI callable, which has yet to say it."""
     if isinstance(value, tuple) and value:
         for part in value[1:2]:
             if isinstance(part, int):
@@ -74,7 +75,11 @@ def own_status(value: object) -> int:
             if isinstance(part, str) and part[:3].isdigit():
                 return int(part[:3])
         value = value[0]
-    return value.status_code if isinstance(value, Response) else 200
+    if isinstance(value, Response):
+        return value.status_code
+    if isinstance(value, HTTPException):
+        return value.response.status_code if value.response is not None else value.code
+    return None if callable(value) else 200
 
 
 def _said(policy: Policy, response: Response) -> str:

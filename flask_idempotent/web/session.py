@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flask import has_request_context, request
+from flask import has_app_context, has_request_context, request
+from flask.globals import request_ctx
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -92,7 +93,14 @@ class SharedSession:
             if not isinstance(session, _Joined):
                 # Made before the extension was: it would not join.
                 self._db.session.remove()
-        return Transaction(self.engine)
+        transaction = Transaction(self.engine)
+        transaction.context = _context()
+        transaction.watch(self._current)
+        return transaction
+
+    def _current(self) -> Session | None:
+        """The app's session of now, if there is one. Behind the request there is none any more."""
+        return self._db.session() if has_app_context() and self._db.session.registry.has() else None
 
 
 class _Joined(Session):
@@ -140,7 +148,15 @@ def _current_transaction() -> Transaction | None:
     if call is None or call.claim is None:
         return None
     transaction = call.claim.backing
-    return transaction if isinstance(transaction, Transaction) and transaction.is_open else None
+    if not isinstance(transaction, Transaction) or not transaction.is_open:
+        return None
+    # A thread with a copy of the request would share the connection at the same time.
+    return transaction if transaction.context is _context() else None
+
+
+def _context() -> object:
+    """What tells this request apart from a copy of it. Tasks and threads of an async view are in the same one."""
+    return request_ctx._get_current_object()  # type: ignore[attr-defined]
 
 
 def _committed(session: Session) -> None:

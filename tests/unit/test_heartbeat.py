@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+import flask_idempotent.heartbeat as heartbeat_module
 from flask_idempotent.errors import StoreUnavailable
 from flask_idempotent.heartbeat import Heartbeat
 from flask_idempotent.records import Claim, Fingerprint, Scope
@@ -48,7 +49,7 @@ def never() -> None:
 def beats() -> Iterator[Heartbeat]:
     heartbeat = Heartbeat()
     yield heartbeat
-    for beat in list(heartbeat._beats):
+    for beat in list(heartbeat):
         heartbeat.remove(beat)
 
 
@@ -117,6 +118,32 @@ def test_claims_that_are_due_together_are_one_call(beats: Heartbeat) -> None:
         store.wait_for(2, f"t{n}")
     assert len(store.calls) < 10
     assert max(len(tokens) for _, tokens in store.calls) == 20
+
+
+def test_a_store_that_hangs_keeps_no_other_claims_from_being_renewed(beats: Heartbeat) -> None:
+    stuck, healthy = threading.Event(), Renewals()
+
+    def hang(claims: Sequence[Claim]) -> list[bool]:
+        stuck.wait(10)
+        return [True] * len(claims)
+
+    hanging = Renewals(hang)
+    beats.add(hanging, make_claim("slow"), on_lost=never)
+    hanging.wait_for(1, "slow")
+    beats.add(healthy, make_claim("t1"), on_lost=never)
+    healthy.wait_for(3)
+    assert hanging.count("slow") == 1
+    stuck.set()
+
+
+def test_a_thread_without_claims_ends_and_another_one_starts(beats: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_module, "IDLE_S", 0.05)
+    before = len(threads())
+    store = Renewals()
+    beats.remove(beats.add(store, make_claim(), on_lost=never))
+    wait_until(lambda: len(threads()) == before, "the thread ends")
+    beats.add(store, make_claim("t2"), on_lost=never)
+    store.wait_for(2, "t2")
 
 
 def test_claims_of_different_stores_are_different_calls(beats: Heartbeat) -> None:
@@ -262,7 +289,7 @@ wait_for(lambda: "parent" in store.seen)
 held = threading.Event()
 if sys.argv[1] == "locked":  # a fork at the worst moment: another thread holds the heartbeat's lock
     def hold():
-        with heartbeat._wake:
+        with heartbeat._adding:
             held.set()
             time.sleep(1)
     threading.Thread(target=hold, daemon=True).start()
