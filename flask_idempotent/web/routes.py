@@ -154,7 +154,12 @@ class Routes:
                     warnings.extend(policy_warnings(policy, self._settings, where=f"view {endpoint!r}"))
             if found.mark is None and not found.by_method and found.view is not None:
                 hidden.update((mark, (endpoint, methods)) for mark in marks_below(found.view))
-        problems += _unreached(served) + _above_the_route(hidden) + self._idle(served)
+        problems += _unreached(served) + _above_the_route(hidden, served) + self._idle(served)
+        warnings += [
+            f"view {endpoint!r} is the bare function of a view that is protected on another route: here nothing protects it"
+            for mark, (endpoint, methods) in hidden.items()
+            if mark in served and methods & mark.keywords.methods
+        ]
         for mark in served:
             wrong, doubtful = _below(mark, classes.get(mark), served[mark] & mark.keywords.methods)
             problems += wrong
@@ -314,12 +319,12 @@ def _unreached(served: dict[Mark, set[str]]) -> list[str]:
     return problems
 
 
-def _above_the_route(hidden: dict[Mark, tuple[str, set[str]]]) -> list[str]:
+def _above_the_route(hidden: dict[Mark, tuple[str, set[str]]], served: dict[Mark, set[str]]) -> list[str]:
     return [
         f"the view {endpoint!r} is not protected: @idempotent stands above its route. Put it directly on the view, "
         "below the route and below every guard"
         for mark, (endpoint, methods) in hidden.items()
-        if methods & mark.keywords.methods
+        if mark not in served and methods & mark.keywords.methods
     ]
 
 
