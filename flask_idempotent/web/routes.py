@@ -156,7 +156,8 @@ class Routes:
                 hidden.update((mark, (endpoint, methods)) for mark in marks_below(found.view))
         problems += _unreached(served) + _above_the_route(hidden, served) + self._idle(served)
         warnings += [
-            f"view {endpoint!r} is the bare function of a view that is protected on another route: here nothing protects it"
+            f"view {endpoint!r} is the bare function of a view that is protected on another route: nothing protects it "
+            "here"
             for mark, (endpoint, methods) in hidden.items()
             if mark in served and methods & mark.keywords.methods
         ]

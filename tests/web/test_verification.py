@@ -258,3 +258,15 @@ def test_a_client_that_decodes_is_refused(redis_url):
         pytest.raises(ConfigurationError, match="decode_responses"),
     ):
         kit.make_app(redis_url, client=client)
+
+
+def test_a_bare_function_beside_its_protected_view_is_warned_of(make_app, caplog):
+    app = make_app()
+
+    def work():
+        return "done"
+
+    app.add_url_rule("/bare", "bare", work, methods=["POST"])
+    app.add_url_rule("/kept", "kept", idempotent(work), methods=["POST"])
+    assert app.test_client().post("/kept", headers=kit.keyed()).status_code == 200
+    assert any("'bare'" in message and "nothing protects" in message for message in caplog.messages)
