@@ -67,8 +67,8 @@ class Transaction(Backing):
         return self._connection is not None
 
     def begin(self) -> Connection:
-        """Take a connection and begin. Called again after a rollback it begins anew on the same one."""
-        if self._connection is None:
+        """Take a connection and begin. After a rollback it begins anew on the same one, unless the view closed it."""
+        if self._connection is None or self._connection.closed:
             self._connection = self.engine.connect()
         self._connection.begin()
         return self._connection
