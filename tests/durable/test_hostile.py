@@ -3,17 +3,13 @@
 import logging
 import threading
 
-import pytest
 from flask import copy_current_request_context
 
 from tests.durable import kit
 
-MANY = pytest.mark.parametrize("options", [{"engine_options": kit.MANY}], ids=["many connections"])
 
-
-@MANY
-def test_a_thread_with_a_copy_of_the_request_does_not_share_the_transaction(make_shop, postgres_url, options):
-    shop = make_shop(postgres_url, **options)
+def test_a_thread_with_a_copy_of_the_request_does_not_share_the_transaction(make_shop, database_url):
+    shop = make_shop(database_url, engine_options=kit.MANY)
     began, over = threading.Event(), threading.Event()
 
     @shop.view

@@ -55,7 +55,9 @@ def same_as_bare(app, effects, reader, **keywords):
         headers = kit.keyed()
         bare, first, second = (send(client, path, sample, headers) for path in ("/bare", "/kept", "/kept"))
         assert (first.status_code, first.get_data()) == (bare.status_code, bare.get_data()), name
-        assert bare.status_code in (201, 400, 413, 415), name  # 413 is how Werkzeug 3.0.1 calls a junk form
+        if bare.status_code == 413:  # how Werkzeug 3.0.1 calls a junk form, also to a hook in front of the view
+            continue
+        assert bare.status_code in (201, 400, 415), name
         kit.assert_replay(first, second)
         assert effects.runs == 2, name
 
