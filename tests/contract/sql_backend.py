@@ -22,6 +22,9 @@ class SqlBackend:
     """The hooks of a suite over one of the databases. Its clock can't be moved, so the rows' times are, the other way;
     each claim comes with a transaction of its own, as each request does."""
 
+    #: Of a life of an hour; a database on a busy machine takes its time.
+    tolerance_ms = 10_000
+
     engine: sa.Engine
     tables: Tables
 
