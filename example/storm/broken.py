@@ -43,7 +43,7 @@ def create_app(config: Mapping[str, object] | None = None) -> Flask:
     """The shop, unprotected. Without a record there is no key for the bank either, so each try makes one afresh."""
     app = create_shop(config)
     protection = app.extensions["idempotent"]
-    for engine in (protection.engine, protection._durable_engine, protection._intent_engine):
+    for engine in protection.engines.values():
         engine.store = engine._settling = NoClaim()
         engine.hand_out = lambda *args: uuid.uuid4().hex
     return app

@@ -53,14 +53,14 @@ class DurableStore:
     """
 
     def __init__(self, front: RedisStore, back: Back, *, inline_body: int) -> None:
-        self._front = front
-        self._back: Back = back
+        self.front = front
+        self.back: Back = back
         self._inline_body = inline_body
 
     def claim(self, claim: Claim) -> ClaimReply:
         held = backing(claim)
         try:
-            said = self._front.claim(claim)
+            said = self.front.claim(claim)
         except StoreUnavailable:
             said = None
         if said is not None and said.verdict is not Verdict.CLAIMED:
@@ -69,7 +69,7 @@ class DurableStore:
                 return answer
         held.fronted = said is not None and said.verdict is Verdict.CLAIMED
         try:
-            reply = self._back.claim(claim)
+            reply = self.back.claim(claim)
         except Exception:
             self._give_back(claim)
             raise
@@ -87,18 +87,18 @@ class DurableStore:
 
     def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
         """Prolong the leases, the database's first: that is the one that counts. One that Redis lost is no loss."""
-        held = self._back.renew(claims)
+        held = self.back.renew(claims)
         fronted = [claim for claim in claims if backing(claim).fronted]
         if fronted:
             try:
-                self._front.renew(fronted)
+                self.front.renew(fronted)
             except StoreUnavailable:
                 log.info("leases in Redis could not be prolonged; duplicates ask the database")
         return held
 
     def complete(self, completion: Completion) -> CompletionReply:
         try:
-            reply = self._back.complete(completion)
+            reply = self.back.complete(completion)
         except NotCommitted as error:
             if error.absent:
                 self._give_back(completion.claim)
@@ -113,27 +113,27 @@ class DurableStore:
         return reply
 
     def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
-        released = self._back.release(claim, reason=reason, forget=forget)
+        released = self.back.release(claim, reason=reason, forget=forget)
         if released in (Released.RELEASED, Released.GONE):
             self._give_back(claim)
         return released
 
     def read(self, scope: Scope) -> Record | None:
-        return self._back.read(scope)
+        return self.back.read(scope)
 
     def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         """The answer where Redis holds something already; ``None`` where the database is to be asked for a claim."""
         if said.verdict is Verdict.REPLAY and said.record is not None:
             if not said.record.confirmed:
-                return self._back.judge(claim)
+                return self.back.judge(claim)
             if said.record.response is None or said.record.response.kind != MIRRORED:
                 return said
-            return self._back.judge(claim)
+            return self.back.judge(claim)
         if said.verdict in (Verdict.FOREIGN, Verdict.MISMATCH):
-            return said if said.confirmed else self._back.judge(claim) or said
+            return said if said.confirmed else self.back.judge(claim) or said
         if said.verdict is Verdict.LIMITED:
             # A key that only Redis forgot is not a new one.
-            return self._back.judge(claim) or said
+            return self.back.judge(claim) or said
         if said.verdict is Verdict.INDETERMINATE:
             return None
         return said
@@ -143,14 +143,14 @@ class DurableStore:
         if not backing(claim).fronted:
             return
         try:
-            self._front.release(claim, reason="", forget=True)
+            self.front.release(claim, reason="", forget=True)
         except StoreUnavailable:
             log.info("a claim in Redis could not be given back; its lease lapses")
 
     def _refund(self, claim: Claim) -> None:
         """A key that only Redis took for a new one doesn't count as one."""
         try:
-            self._front.refund(claim)
+            self.front.refund(claim)
         except StoreUnavailable:
             log.info("the count of a known key could not be taken back")
 
@@ -165,7 +165,7 @@ class DurableStore:
         if len(response.body) > self._inline_body and response.kind == BodyKind.FULL.value:
             response = dataclasses.replace(response, headers=b"[]", body=b"", kind=MIRRORED, cipher="")
         try:
-            self._front.complete(
+            self.front.complete(
                 Completion(claim, state, response, reason=reason, confirmed=True, expires_at=expires_at)
             )
         except StoreUnavailable:
@@ -175,9 +175,10 @@ class DurableStore:
 class DurableIntentStore(DurableStore):
     """The Store of routes whose effect is outside: the same, and an unknown outcome is settled in the database."""
 
+    back: IntentStore
+
     def __init__(self, front: RedisStore, back: IntentStore, *, inline_body: int) -> None:
         super().__init__(front, back, inline_body=inline_body)
-        self._rows = back
 
     def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         answer = super()._without_claim(claim, said)
@@ -185,26 +186,26 @@ class DurableIntentStore(DurableStore):
         if doubtful and answer is said:
             # Redis keeps nothing of an outcome that is open. So its key is no new one there, and whoever asked for it
             # first since then is not its owner: where there is such a row, the database decides.
-            record = self._rows.read(claim.scope)
+            record = self.back.read(claim.scope)
             if record is not None and record.state not in FINISHED:
                 return None
         return answer
 
     def suspend(self, claim: Claim, *, reason: str) -> None:
-        self._rows.suspend(claim, reason=reason)
+        self.back.suspend(claim, reason=reason)
         self._give_back(claim)
 
     def note(self, claim: Claim, context: bytes) -> bool:
-        return self._rows.note(claim, context)
+        return self.back.note(claim, context)
 
     def first_use(self, claim: Claim, name: str) -> int:
-        return self._rows.first_use(claim, name)
+        return self.back.first_use(claim, name)
 
     def since_first_use(self, claim: Claim) -> int | None:
-        return self._rows.since_first_use(claim)
+        return self.back.since_first_use(claim)
 
     def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
-        record = self._rows.settle_completed(claim, orphan, completion)
+        record = self.back.settle_completed(claim, orphan, completion)
         if record is None:
             self._give_back(claim)
         else:
@@ -212,13 +213,13 @@ class DurableIntentStore(DurableStore):
         return record
 
     def settle_retry(self, claim: Claim, orphan: Record) -> ClaimReply | None:
-        reply = self._rows.settle_retry(claim, orphan)
+        reply = self.back.settle_retry(claim, orphan)
         if reply is None:
             self._give_back(claim)
         return reply
 
     def settle_later(self, claim: Claim, orphan: Record, *, pause_ms: int, reason: str) -> None:
         try:
-            self._rows.settle_later(claim, orphan, pause_ms=pause_ms, reason=reason)
+            self.back.settle_later(claim, orphan, pause_ms=pause_ms, reason=reason)
         finally:
             self._give_back(claim)

@@ -87,8 +87,8 @@ class Idempotent:
         cipher = Cipher(settings.fernet_keys or ())
         beats = heartbeat if settings.heartbeat else None
         waiters = threading.Semaphore(settings.max_waiters)
-        engine = Engine(front, cipher, sender=app, heartbeat=beats, waiters=waiters)
-        durable_engine = intent_engine = session = None
+        engines: dict[str | bool, Engine] = {False: Engine(front, cipher, sender=app, heartbeat=beats, waiters=waiters)}
+        session = None
         if db is not None:
             session = SharedSession(app, db, settings.bind_key)
             tables = add_tables(_metadata(db, settings.bind_key))
@@ -98,19 +98,17 @@ class Idempotent:
 
             back = SqlStore(engine_of, tables)
             store = DurableStore(front, back, inline_body=settings.inline_body)
-            durable_engine = Engine(store, cipher, sender=app, heartbeat=beats, waiters=waiters)
+            engines["transaction"] = Engine(store, cipher, sender=app, heartbeat=beats, waiters=waiters)
             outside = DurableIntentStore(front, IntentStore(engine_of, tables), inline_body=settings.inline_body)
-            intent_engine = IntentEngine(
+            engines["intent"] = IntentEngine(
                 outside, cipher, sender=app, heartbeat=beats, waiters=waiters, tries=settings.reconcile_tries
             )
         protection = Protection(
             app,
             settings,
-            engine,
+            engines,
             self._loaders,
             declarations=self._declarations,
-            durable_engine=durable_engine,
-            intent_engine=intent_engine,
             shared_session=session,
         )
         app.extensions[EXTENSION] = protection

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from flask import Flask, after_this_request, current_app, request
@@ -48,32 +48,26 @@ log = logging.getLogger("flask_idempotent")
 class Protection:
     """The state of the extension in one app.
 
-    :param engine: the protocol over Redis alone.
-    :param durable_engine: the protocol over Redis and the database, and ``intent_engine`` where the effect is outside;
-        ``None`` in an app without ``db``.
+    :param engines: the protocol for each ``durable`` of a route: ``False``, and in an app with ``db`` the others.
     """
 
     def __init__(
         self,
         app: Flask,
         settings: Settings,
-        engine: Engine,
+        engines: Mapping[str | bool, Engine],
         loaders: Loaders,
         *,
         declarations: list[Declaration],
-        durable_engine: Engine | None = None,
-        intent_engine: IntentEngine | None = None,
         shared_session: SharedSession | None = None,
     ) -> None:
         self.settings = settings
-        self.engine = engine
+        self.engines = engines
         self.routes = Routes(app, settings, declarations, self._engine_for)
         #: Held here for the signal that calls it.
         self.on_command: Callable[..., None] | None = None
         self._app = app
         self._loaders = loaders
-        self._durable_engine = durable_engine
-        self._intent_engine = intent_engine
         self._shared_session = shared_session
         self._verified = False
         # Reentrant: checking the database pushes an app context, which asks for verification in a command.
@@ -106,9 +100,7 @@ class Protection:
         return call
 
     def _engine_for(self, policy: Policy, endpoint: str) -> Engine:
-        if not policy.durable:
-            return self.engine
-        engine = self._intent_engine if policy.durable == "intent" else self._durable_engine
+        engine = self.engines.get(policy.durable)
         if engine is None:
             raise ConfigurationError(
                 f"view {endpoint!r}: durable={policy.durable!r} needs the app's database: give Flask-SQLAlchemy's "

@@ -390,7 +390,7 @@ class TestDurableStore(DurableBackend, TransactionSuite):
     def test_redis_holds_the_claim_and_then_the_copy(self, store: Store) -> None:
         claim = self.claim()
         store.claim(claim)
-        front = store._front  # type: ignore[attr-defined]
+        front = store.front  # type: ignore[attr-defined]
         held = front.read(claim.scope)
         assert (held.state, held.token, held.confirmed) == (State.IN_PROGRESS, "t1", False)
         self.complete(store, claim)
@@ -405,12 +405,12 @@ class TestDurableStore(DurableBackend, TransactionSuite):
         self.prepare(store, "succeeded")
         self.forget_in_front()
         store.claim(self.claim("t2", **other))
-        assert store._front.read(make_scope()) is None  # type: ignore[attr-defined]
+        assert store.front.read(make_scope()) is None  # type: ignore[attr-defined]
         assert store.claim(self.claim("t3")).verdict is Verdict.REPLAY
-        assert store._front.read(make_scope()).confirmed  # type: ignore[attr-defined]
+        assert store.front.read(make_scope()).confirmed  # type: ignore[attr-defined]
 
     def test_a_claim_that_the_database_can_not_take_leaves_nothing_in_redis(self, store: Store) -> None:
         claim = self.claim(scope=replace(make_scope(), tenant="u" * 256))
         with pytest.raises(ConfigurationError):
             store.claim(claim)
-        assert store._front.read(claim.scope) is None  # type: ignore[attr-defined]
+        assert store.front.read(claim.scope) is None  # type: ignore[attr-defined]

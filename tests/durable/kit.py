@@ -147,17 +147,17 @@ class Shop:
 
     @property
     def store(self) -> DurableStore:
-        engine = self.app.extensions["idempotent"]._durable_engine
+        engine = self.app.extensions["idempotent"].engines["transaction"]
         assert isinstance(engine.store, DurableStore)
         return engine.store
 
     @property
     def front(self) -> RedisStore:
-        return self.store._front
+        return self.store.front
 
     @property
     def back(self) -> SqlStore:
-        return self.store._back
+        return self.store.back
 
     # -- what the world sees -----------------------------------------------------------------------------------------
 

@@ -282,7 +282,7 @@ def work():
     return {"pid": os.getpid()}, 201
 
 # A process that dies between the commit in the database and the copy in Redis.
-front = app.extensions["idempotent"]._durable_engine.store._front
+front = app.extensions["idempotent"].engines["transaction"].store.front
 complete = front.complete
 
 def complete_or_die(completion):

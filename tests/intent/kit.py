@@ -138,13 +138,13 @@ class Till(Shop):
 
     @property
     def store(self) -> DurableIntentStore:  # type: ignore[override]
-        store = self.app.extensions["idempotent"]._intent_engine.store
+        store = self.app.extensions["idempotent"].engines["intent"].store
         assert isinstance(store, DurableIntentStore)
         return store
 
     @property
     def back(self) -> IntentStore:  # type: ignore[override]
-        return self.store._rows
+        return self.store.back
 
     def forget_all(self) -> None:
         """Every record, everywhere."""
