@@ -79,7 +79,8 @@ class FaultyStore:
 
         :param app: an app that ``Idempotent`` was initialised with.
         :param layer: ``"redis"``: Redis, as all routes use it. ``"transaction"``, ``"intent"``: the database, as
-            durable routes of that kind use it. So ``"redis", at="claim", when="after"`` is between Redis and the database.
+            durable routes of that kind use it. ``"redis", at="claim", when="after"`` is between Redis and the
+            database.
         :raises ConfigurationError: the app has no such store.
         """
         if layer not in get_args(Layer):
@@ -88,24 +89,19 @@ class FaultyStore:
         if protection is None:
             raise ConfigurationError("this app has no Idempotent extension: call init_app(app) first")
         engines: Mapping[str | bool, Engine] = protection.engines
-
-        def faulty(store: object) -> FaultyStore:
-            return cls(store, at=at, when=when, n=n, action=action, seconds=seconds)
-
-        if layer == "redis":
-            found = faulty(engines[False].store)
-            for engine in engines.values():
-                store: Any = engine.store
-                if isinstance(store, DurableStore):
-                    cast("Any", store).front = found
-                else:
-                    engine.store = found
-            return found
-        if layer not in engines:
+        if layer != "redis" and layer not in engines:
             raise ConfigurationError("this app has no durable routes: give init_app(app, db=db) its database")
-        store = engines[layer].store
-        store.back = faulty(store.back)
-        return store.back
+        store: Any = engines[False if layer == "redis" else layer].store
+        found = cls(store if layer == "redis" else store.back, at=at, when=when, n=n, action=action, seconds=seconds)
+        if layer != "redis":
+            store.back = found
+            return found
+        for engine in engines.values():
+            if isinstance(engine.store, DurableStore):
+                cast("Any", engine.store).front = found
+            else:
+                engine.store = cast("Any", found)
+        return found
 
     @property
     def calls(self) -> int:
