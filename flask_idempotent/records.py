@@ -182,6 +182,7 @@ class ClaimReply:
     """A store's answer to a claim. ``fence``, ``attempt`` and times only with ``CLAIMED``.
 
     ``confirmed``: with ``FOREIGN`` and ``MISMATCH``, whether the record is one that the authority agreed to.
+    ``wait_ms``: until a lease can lapse, or until more is allowed.
     """
 
     verdict: Verdict
@@ -193,6 +194,8 @@ class ClaimReply:
     confirmed: bool = False
     #: The key was counted as a new one.
     counted: bool = False
+    #: Redis doesn't know yet that the claim was granted: renew it soon, which tells it.
+    renew_soon: bool = False
     wait_ms: int = 0
     record: Record | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -31,6 +32,11 @@ __all__ = ["DurableIntentStore", "DurableStore"]
 
 log = logging.getLogger("flask_idempotent")
 
+#: How long a claim in Redis that refuses another, and that the database hasn't granted yet, is waited for: longer than
+#: the first renewal of a granted claim takes to come, and short for whoever waits for an answer.
+GRANT_S = 0.3
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.05
+
 #: A Redis copy whose body is in the database alone.
 MIRRORED = "mirrored"
 
@@ -49,8 +55,15 @@ class DurableStore:
     lease. "New", and a refusal by a record that the database hasn't agreed to, go to the database. Without Redis all of
     them do.
 
+    A row that is not committed yet is nothing that the database shows. So the first renewal of a claim that it granted
+    marks the claim in Redis: only then does Redis refuse another caller or another body while the work runs. After a
+    flush it may be such a one who claimed in Redis first, and the work of the rightful owner runs on.
+
     :param inline_body: bytes; a larger body is kept in the database alone.
     """
+
+    #: Whether nobody sees a row before the work is committed with it.
+    hides_open_rows = True
 
     def __init__(self, front: RedisStore, back: Back, *, inline_body: int) -> None:
         self.front = front
@@ -59,14 +72,9 @@ class DurableStore:
 
     def claim(self, claim: Claim) -> ClaimReply:
         held = backing(claim)
-        try:
-            said = self.front.claim(claim)
-        except StoreUnavailable:
-            said = None
-        if said is not None and said.verdict is not Verdict.CLAIMED:
-            answer = self._without_claim(claim, said)
-            if answer is not None:
-                return answer
+        said, answer = self._ask(claim)
+        if answer is not None:
+            return answer
         held.fronted = said is not None and said.verdict is Verdict.CLAIMED
         try:
             reply = self.back.claim(claim)
@@ -74,7 +82,7 @@ class DurableStore:
             self._give_back(claim)
             raise
         if reply.verdict is Verdict.CLAIMED:
-            return reply
+            return dataclasses.replace(reply, renew_soon=True) if held.fronted and self.hides_open_rows else reply
         if said is not None and said.counted:
             self._refund(claim)
         if reply.verdict is Verdict.SETTLE:
@@ -91,7 +99,7 @@ class DurableStore:
         fronted = [claim for claim in claims if backing(claim).fronted]
         if fronted:
             try:
-                self.front.renew(fronted)
+                self.front.renew(fronted, confirmed=True)
             except StoreUnavailable:
                 log.info("leases in Redis could not be prolonged; duplicates ask the database")
         return held
@@ -121,6 +129,26 @@ class DurableStore:
     def read(self, scope: Scope) -> Record | None:
         return self.back.read(scope)
 
+    def _ask(self, claim: Claim) -> tuple[ClaimReply | None, ClaimReply | None]:
+        """What Redis says, and the answer where that is one; ``None`` where Redis is away.
+
+        A refusal by a claim that the database may be about to refuse is waited for: it is refused or granted soon.
+        """
+        ends, pause_s = time.monotonic() + GRANT_S, FIRST_PAUSE_S
+        while True:
+            try:
+                said = self.front.claim(claim)
+            except StoreUnavailable:
+                return None, None
+            if said.verdict is Verdict.CLAIMED:
+                return said, None
+            answer = self._without_claim(claim, said)
+            doubtful = answer is not None and answer.verdict is Verdict.IN_PROGRESS is not said.verdict
+            if not doubtful or time.monotonic() + pause_s > ends:
+                return said, answer
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
     def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         """The answer where Redis holds something already; ``None`` where the database is to be asked for a claim."""
         if said.verdict is Verdict.REPLAY and said.record is not None:
@@ -130,13 +158,22 @@ class DurableStore:
                 return said
             return self.back.judge(claim)
         if said.verdict in (Verdict.FOREIGN, Verdict.MISMATCH):
-            return said if said.confirmed else self.back.judge(claim) or said
+            return self._refused(claim, said)
         if said.verdict is Verdict.LIMITED:
             # A key that only Redis forgot is not a new one.
             return self.back.judge(claim) or said
         if said.verdict is Verdict.INDETERMINATE:
             return None
         return said
+
+    def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
+        """What becomes of a 404 or 422 that Redis gave: one by a record that the database agreed to stands."""
+        if said.confirmed and not said.wait_ms:
+            return said
+        judged = self.back.judge(claim)
+        if judged is not None or not said.wait_ms:
+            return judged
+        return said if said.confirmed else ClaimReply(Verdict.IN_PROGRESS, wait_ms=said.wait_ms)
 
     def _give_back(self, claim: Claim) -> None:
         """A claim in front that the database didn't agree to leaves nothing."""
@@ -176,20 +213,23 @@ class DurableIntentStore(DurableStore):
     """The Store of routes whose effect is outside: the same, and an unknown outcome is settled in the database."""
 
     back: IntentStore
+    hides_open_rows = False
 
     def __init__(self, front: RedisStore, back: IntentStore, *, inline_body: int) -> None:
         super().__init__(front, back, inline_body=inline_body)
 
     def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         answer = super()._without_claim(claim, said)
-        doubtful = said.verdict in (Verdict.LIMITED, Verdict.FOREIGN, Verdict.MISMATCH) and not said.confirmed
-        if doubtful and answer is said:
-            # Redis keeps nothing of an outcome that is open. So its key is no new one there, and whoever asked for it
-            # first since then is not its owner: where there is such a row, the database decides.
+        if said.verdict is Verdict.LIMITED and answer is said:
+            # Redis keeps nothing of an outcome that is open, so its key is no new one, whatever Redis takes it for.
             record = self.back.read(claim.scope)
             if record is not None and record.state not in FINISHED:
                 return None
         return answer
+
+    def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
+        # The row is there for all to see while the work runs: the database decides.
+        return said if said.confirmed and not said.wait_ms else None
 
     def suspend(self, claim: Claim, *, reason: str) -> None:
         self.back.suspend(claim, reason=reason)

@@ -14,7 +14,10 @@ from flask import Flask
 
 from ..engine import Engine
 from ..errors import ConfigurationError, StoreUnavailable
+from ..stores.base import NotCommitted
 from ..stores.durable import DurableStore
+from ..stores.intent import IntentStore
+from ..stores.sql import SqlStore
 from ..web.views import EXTENSION
 
 __all__ = ["FaultyStore"]
@@ -35,7 +38,8 @@ class FaultyStore:
     :param n: which call of the method, from 1.
     :param action: ``"kill"`` sends SIGKILL to this process. ``"raise"`` raises
         :class:`~flask_idempotent.errors.StoreUnavailable`, as a store does that can't be reached or whose reply was
-        lost. ``"delay"`` sleeps, and goes on.
+        lost; where an answer was to be committed in a database, it says that nobody knows whether it was.
+        ``"delay"`` sleeps, and goes on.
     :param seconds: how long ``"delay"`` sleeps.
     :raises ValueError: the store has no such method, or an argument is none of those above.
     """
@@ -131,5 +135,7 @@ class FaultyStore:
         if self._action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._action == "raise":
-            raise StoreUnavailable(f"the store failed {self._when} {self._at}(), as it was told to")
+            commits = self._at == "complete" and isinstance(self._store, (SqlStore, IntentStore))
+            kind = NotCommitted if commits else StoreUnavailable
+            raise kind(f"the store failed {self._when} {self._at}(), as it was told to")
         time.sleep(self._seconds)

@@ -147,13 +147,13 @@ RULES: dict[str, Rule] = {
     ),
     "another fingerprint never takes over": _rule(
         "claim",
-        "if likeness == 'foreign' or likeness == 'mismatch' then return",
-        "if likeness == 'foreign' or (likeness == 'mismatch' and old.state ~= 'in_progress') then return",
+        "if likeness == 'foreign' or likeness == 'mismatch' then\n",
+        "if likeness == 'foreign' or (likeness == 'mismatch' and old.state ~= 'in_progress') then\n",
     ),
     "another fingerprint never follows a release": _rule(
         "claim",
-        "if likeness == 'foreign' or likeness == 'mismatch' then return",
-        "if likeness == 'foreign' or (likeness == 'mismatch' and old.state ~= 'released') then return",
+        "if likeness == 'foreign' or likeness == 'mismatch' then\n",
+        "if likeness == 'foreign' or (likeness == 'mismatch' and old.state ~= 'released') then\n",
     ),
     "a record is compared under its own recipe": _rule(
         "common", "if ARGV[i] == record.recipe then", "if i == first then"
@@ -170,8 +170,8 @@ RULES: dict[str, Rule] = {
     ),
     "the principal comes before the state": _rule(
         "claim",
-        "if likeness == 'foreign' or likeness == 'mismatch' then return",
-        "if (likeness == 'foreign' and not FINISHED[old.state]) or likeness == 'mismatch' then return",
+        "if likeness == 'foreign' or likeness == 'mismatch' then\n",
+        "if (likeness == 'foreign' and not FINISHED[old.state]) or likeness == 'mismatch' then\n",
     ),
     "the principal comes before the fingerprint": _rule(
         "common",
@@ -183,6 +183,15 @@ RULES: dict[str, Rule] = {
             "        if record.principal ~= principal or record.binding ~= binding then return 'foreign' end\n"
             "        return 'same'\n      end\n",
         ),
+    ),
+    # what the database granted, while nobody can see its row
+    "a renewal tells what was granted": _rule("renew", "if ARGV[at + 5] == '1' then", "if false then"),
+    "a renewal tells nothing else": _rule("renew", "if ARGV[at + 5] == '1' then", "if true then"),
+    "a lapsed claim refuses for nobody else": _rule(
+        "claim", "(open and wait == 0) and 0 or tonumber(old.confirmed)", "tonumber(old.confirmed)"
+    ),
+    "a takeover was not granted yet": _rule(
+        "claim", "'context', context, 'reason', '', 'confirmed', '0',", "'context', context, 'reason', '',"
     ),
     "a winner's answer is for its principal": _rule("complete", " and likeness ~= 'foreign'", ""),
     "a winner's answer is for its request": _rule("complete", " and likeness ~= 'mismatch'", ""),
@@ -199,12 +208,12 @@ RULES: dict[str, Rule] = {
         "local how, fence, attempt, created, context, comparable = 'new', now, 1, now, '', 1\n"
         "if old and readable(old) then\n"
         "  local early = compare(old, principal, binding, PAIRS)\n"
-        "  if early == 'foreign' or early == 'mismatch' then return { early, 1 } end\n"
+        "  if early == 'foreign' or early == 'mismatch' then return { early, 1, 0 } end\n"
         "end\n",
     ),
     "a tombstone refuses": _rule("claim", "if tonumber(old.tombstone_until) > now then", "if false then"),
     "a tombstone tells strangers nothing": _rule(
-        "claim", "if compare(old, principal, binding, PAIRS) == 'foreign' then return { 'foreign', 1 } end", ""
+        "claim", "if compare(old, principal, binding, PAIRS) == 'foreign' then return { 'foreign', 1, 0 } end", ""
     ),
     "a winner's answer expires": _rule("complete", " and tonumber(old.expires_at) > now", ""),
     "a copy ends with its row": _rule("complete", "if expires == 0 then expires", "if true then expires"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from flask_idempotent.stores.base import Released
 from flask_idempotent.testing import EmbeddedRedis
 from tests import servers
 from tests.harness import Proxy
@@ -209,6 +210,110 @@ def test_a_stranger_behind_an_open_view_is_refused_and_leaves_it_alone(make_shop
     assert first.status_code == 201
     kit.assert_replay(first, shop.post(key))
     assert shop.runs == 1
+
+
+@others
+def test_the_owner_whose_work_runs_is_not_refused_by_a_stranger(make_shop, database_url, other):
+    """The view is open, Redis is emptied, and a stranger's claim is there that the database is about to refuse."""
+    shop = make_shop(database_url, engine_options=MANY)
+    shop.take_orders()
+    key = new_key()
+    with kit.Crowd() as crowd:
+        shop.gate = crowd.gate()
+        running = crowd.start(shop.post, key)
+        shop.gate.wait_inside()
+        shop.redis.flushdb()
+        claim, met = shop.back.claim, []
+
+        def claim_late(asked: Any) -> Any:
+            (record,) = shop.records()
+            assert (record["token"].decode(), record["confirmed"]) == (asked.token, b"0")
+            if not met:
+                met.append(shop.elsewhere(lambda: shop.post(key)))
+            return claim(asked)
+
+        shop.back.claim = claim_late  # type: ignore[method-assign]
+        refused = shop.post(key, **other)
+        shop.back.claim = claim  # type: ignore[method-assign]
+        kit.assert_problem(met[0], "in-progress")
+        kit.assert_problem(refused, "in-progress")
+        shop.gate.open()
+        first = running.result(kit.WAIT_S)
+    assert first.status_code == 201
+    kit.assert_replay(first, shop.post(key))
+    assert shop.runs == 1
+    shop.assert_done("a")
+
+
+@others
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_dead_strangers_claim_in_redis_shuts_nobody_out(make_shop, database_url, other, granted):
+    """It died before the database was asked, or its work was rolled back with it: nothing binds the key."""
+    shop = make_shop(database_url, LEASE=0.5, SKEW=0.1)
+    shop.take_orders()
+    key = new_key()
+    if granted:
+        shop.in_view = lambda: time.sleep(0.2)
+
+    def fail() -> None:
+        raise sa.exc.OperationalError("COMMIT", {}, Exception("the transaction was taken back"))
+
+    release = shop.front.release
+    shop.front.release = lambda *arguments, **options: Released.GONE  # type: ignore[method-assign]
+    with shop.at_commit(fail) if granted else shop.sql_away():
+        kit.assert_problem(shop.post(key, **other), "store-unavailable")
+    shop.front.release = release  # type: ignore[method-assign]
+    shop.in_view = None
+    assert (shop.orders(), shop.states()) == ([], [])
+    (record,) = shop.records()
+    assert (record["state"], record["confirmed"]) == (b"in_progress", b"%d" % granted)
+    began, answer = time.monotonic(), shop.post(key)
+    while answer.status_code != 201:
+        assert time.monotonic() - began < kit.LAPSE_S, record
+        # While it might still be at work: refused as it would be then, or told to wait where nobody can know.
+        if granted:
+            kit.assert_problem(answer, "mismatch" if "body" in other else "not-found")
+        else:
+            kit.assert_problem(answer, "in-progress")
+        time.sleep(0.05)
+        answer = shop.post(key)
+    for _ in range(2):
+        kit.assert_replay(answer, shop.post(key))
+    shop.assert_done("a")
+
+
+@others
+def test_the_database_grants_first_and_then_redis_refuses(make_shop, database_url, other):
+    """The first renewal tells Redis that the running claim was granted."""
+    shop = make_shop(database_url, engine_options=MANY)
+    shop.take_orders()
+    key = new_key()
+    with kit.Crowd() as crowd:
+        shop.gate = crowd.gate()
+        running = crowd.start(shop.post, key)
+        shop.gate.wait_inside()
+        kit.assert_problem(shop.post(key, **other), "mismatch" if "body" in other else "not-found")
+        (record,) = shop.records()
+        assert (record["state"], record["confirmed"]) == (b"in_progress", b"1")
+        shop.gate.open()
+        assert running.result(kit.WAIT_S).status_code == 201
+
+
+def test_without_heartbeats_nobody_knows_whose_claim_was_granted(make_shop, database_url):
+    shop = make_shop(database_url, engine_options=MANY, HEARTBEAT=False)
+    shop.take_orders()
+    key = new_key()
+    with kit.Crowd() as crowd:
+        shop.gate = crowd.gate()
+        running = crowd.start(shop.post, key)
+        shop.gate.wait_inside()
+        began = time.monotonic()
+        kit.assert_problem(shop.post(key, {"item": "another"}), "in-progress")
+        assert time.monotonic() - began < 0.5
+        shop.gate.open()
+        first = running.result(kit.WAIT_S)
+    kit.assert_problem(shop.post(key, {"item": "another"}), "mismatch")
+    kit.assert_replay(first, shop.post(key))
 
 
 # The copy
