@@ -70,6 +70,16 @@ def place_order() -> tuple[dict[str, int], int]:
     return {"id": number}, 201
 
 
+def insert_one() -> tuple[dict[str, int], int]:
+    """The least that work can be: one row. What protection costs weighs most beside it."""
+    order = Order()
+    db.session.add(order)
+    db.session.flush()
+    number = order.id
+    db.session.commit()
+    return {"id": number}, 201
+
+
 def charge_and_place_order() -> tuple[dict[str, int], int]:
     """The same work where a provider is called too. Its call costs nothing here, so that all that is measured beside
     the work is the key's: it is committed, handed out, and the answer is committed. (A real call takes 100 ms or more,
@@ -88,6 +98,8 @@ def make_app(database: str, redis: str) -> Flask:
     idem.principal_loader(lambda: "benchmark")
     app.add_url_rule("/alone", "alone", lambda: place_order(), methods=["POST"])
     app.add_url_rule("/transaction", "transaction", idempotent(durable="transaction")(place_order), methods=["POST"])
+    app.add_url_rule("/insert/alone", "insert_alone", lambda: insert_one(), methods=["POST"])
+    app.add_url_rule("/insert", "insert", idempotent(durable="transaction")(insert_one), methods=["POST"])
     intent = idempotent(durable="intent", provider="stripe", recovery="manual")(charge_and_place_order)
     app.add_url_rule("/intent", "intent", intent, methods=["POST"])
     with app.app_context():
@@ -141,6 +153,8 @@ def run(rounds: int = 40) -> Mapping[str, float]:
             "transaction": lambda: post(app, "/transaction", str(uuid.uuid4())),
             "intent": lambda: post(app, "/intent", str(uuid.uuid4())),
             "replay": lambda: post(app, "/transaction", kept),
+            "insert_alone": lambda: post(app, "/insert/alone", str(uuid.uuid4())),
+            "insert": lambda: post(app, "/insert", str(uuid.uuid4())),
         }
         statements = 0
 
@@ -163,6 +177,7 @@ def run(rounds: int = 40) -> Mapping[str, float]:
         "transaction_ratio": round(middle["transaction"] / middle["alone"], 3),
         "intent_ratio": round(middle["intent"] / middle["alone"], 3),
         "replay_ratio": round(middle["replay"] / middle["alone"], 3),
+        "insert_ratio": round(middle["insert"] / middle["insert_alone"], 3),
         "replay_statements": statements,
         "alone_ms": round(middle["alone"] * 1000, 3),
         "transaction_ms": round(middle["transaction"] * 1000, 3),
