@@ -1,0 +1,89 @@
+"""Each rule of the durable stores is taken out once, and its scenario must go red: on a real database."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from flask_idempotent.stores.models import Tables
+from tests import servers
+
+from .bench import Bench, empty, open_engine
+from .sql_rules import SWITCHES, Edit, edited, switch_off
+from .sql_scenarios import SCENARIOS
+
+CASES = [(name, database) for name, switch in SWITCHES.items() for database in switch.databases]
+FAILURES = (AssertionError, pytest.fail.Exception)
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(servers.DATABASES[request.param])
+    return url
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[Callable[[str, redis.Redis], Bench]]:
+    """Benches; the tables of a server are made once."""
+    with ExitStack() as stack:
+
+        @cache
+        def opened(url: str) -> tuple[sa.Engine, Tables]:
+            engine, tables = open_engine(url)
+            stack.callback(engine.dispose)
+            return engine, tables
+
+        def make(url: str, client: redis.Redis) -> Bench:
+            engine, tables = opened(url)
+            empty(engine, tables)
+            return Bench(engine, tables, client)
+
+        yield make
+
+
+@pytest.fixture
+def bench_of(
+    benches: Callable[[str, redis.Redis], Bench], database_url: str, client: redis.Redis
+) -> Iterator[Callable[[], Bench]]:
+    """Makes the test's bench, after what it changes."""
+    with ExitStack() as stack:
+
+        def make() -> Bench:
+            bench = benches(database_url, client)
+            stack.callback(bench.close)
+            return bench
+
+        yield make
+
+
+def test_every_switch_has_its_scenario() -> None:
+    assert SCENARIOS.keys() == SWITCHES.keys()
+
+
+@pytest.mark.parametrize(("rule", "database_url"), CASES, indirect=["database_url"])
+def test_the_scenario_holds_with_the_rule(rule: str, bench_of: Callable[[], Bench]) -> None:
+    SCENARIOS[rule](bench_of())
+
+
+@pytest.mark.parametrize(("rule", "database_url"), CASES, indirect=["database_url"])
+def test_the_scenario_fails_without_the_rule(
+    rule: str, bench_of: Callable[[], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch_off(monkeypatch, rule)
+    # Any other exception would mean that the edit broke the store, not the rule.
+    with pytest.raises((*FAILURES, *SWITCHES[rule].errors)):
+        SCENARIOS[rule](bench_of())
+
+
+def test_an_edit_that_finds_nothing_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="0 times in the script"):
+        edited(Bench, "close", [Edit(Bench, "close", "not there", "")])
