@@ -1,0 +1,109 @@
+"""What really happened, and what is recorded of it: effects, the keys' rows, and what Redis holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from flask_idempotent.request.scope import make_scope
+
+from .plan import Trial
+from .site import Site
+
+__all__ = ["Books", "Copy", "Effect", "Row", "digest_of", "read_books"]
+
+ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge"}
+OPERATIONS = {"transfers": "redis", "charges": "intent"}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something that was done. ``at``: seconds since the epoch, where it is known."""
+
+    id: str
+    name: str
+    at: float = 0.0
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key's row, with its answer."""
+
+    state: str
+    attempt: int
+    reason: str
+    tries: int
+    body: bytes | None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A key's record in Redis."""
+
+    state: str
+    confirmed: bool
+    body: bytes
+    kind: str
+
+
+@dataclass(frozen=True)
+class Books:
+    """``effects``: by kind of route and name. ``rows``, ``copies``: by the key's digest. ``payments``: the local rows
+    of charges. ``endless``: keys in Redis that never go."""
+
+    effects: Mapping[tuple[str, str], Sequence[Effect]] = field(default_factory=dict)
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    copies: Mapping[str, Copy] = field(default_factory=dict)
+    payments: Sequence[str] = ()
+    endless: Sequence[str] = ()
+
+    def of(self, trial: Trial) -> list[Effect]:
+        """All effects of a trial, whoever asked for them."""
+        names = sorted({party.name for party in trial.parties})
+        found = [effect for name in names for effect in self.effects.get((trial.kind, name), ())]
+        return sorted(found, key=lambda effect: effect.at)
+
+
+def digest_of(trial: Trial) -> str:
+    """What the key is filed under."""
+    return make_scope("idempotent", None, ENDPOINTS[trial.kind], trial.key).digest
+
+
+def read_books(site: Site) -> Books:
+    effects: defaultdict[tuple[str, str], list[Effect]] = defaultdict(list)
+    for entry in site.provider.entries():
+        kind = OPERATIONS[entry["operation"]]
+        effect = Effect(entry["id"], entry["reference"], entry["at"], entry["key"])
+        effects[kind, effect.name].append(effect)
+    with site.engine.connect() as connection:
+        for number, name in connection.execute(sa.text("SELECT id, name FROM orders ORDER BY id")):
+            effects["transaction", name].append(Effect(str(number), name))
+        payments = connection.execute(sa.text("SELECT charge FROM payments")).scalars().all()
+        bodies = {
+            row.key_digest: bytes(row.body)
+            for row in connection.execute(sa.text("SELECT key_digest, body FROM idempotency_responses"))
+        }
+        rows = {
+            row.key_digest: Row(row.status, row.attempt, row.reason, row.settle_tries, bodies.get(row.key_digest))
+            for row in connection.execute(sa.text("SELECT * FROM idempotency_keys"))
+        }
+    copies, endless = _read_redis(site)
+    return Books(dict(effects), rows, copies, payments, endless)
+
+
+def _read_redis(site: Site) -> tuple[dict[str, Copy], list[str]]:
+    copies, endless = {}, []
+    for key in site.redis.scan_iter(count=1000):
+        if site.redis.pttl(key) == -1:
+            endless.append(key.decode())
+        if b":r:" in key:
+            fields: dict[Any, Any] = site.redis.hgetall(key)
+            copies[key.rsplit(b":", 1)[1].decode()] = Copy(
+                fields[b"state"].decode(), fields[b"confirmed"] == b"1", fields[b"body"], fields[b"kind"].decode()
+            )
+    return copies, endless

@@ -1,0 +1,209 @@
+"""Compares what clients were told with what was done and what is recorded. Knows no servers: it works on notes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .books import Books, Effect, digest_of
+from .history import CHECK, FORGETTING, Mark, Sent, forgotten
+from .plan import Party, Timing, Trial
+
+__all__ = ["Finding", "Verdict", "check"]
+
+#: Problems that a client may meet on its way to an answer.
+PASSING = frozenset({"in-progress", "lease-lost", "indeterminate", "store-unavailable"})
+#: Events in which one call can fail for good: it is tried twice.
+AWAY = frozenset({"silence redis", "cut redis"})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A broken promise."""
+
+    trial: int
+    what: str
+
+
+@dataclass
+class Verdict:
+    """What is to be said of one trial. ``excuses``: why it ran again, for each second run of a Redis-only route."""
+
+    findings: list[Finding] = field(default_factory=list)
+    excuses: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def check(trial: Trial, sent: Sequence[Sent], marks: Sequence[Mark], books: Books, timing: Timing) -> Verdict:
+    """:param marks: all that was done to servers and workers in the batch."""
+    verdict = Verdict()
+    case = _Case(trial, sent, marks, books, timing)
+    case.count(verdict.counts)
+    problems = [*case.everywhere()]
+    if trial.kind == "redis":
+        excuses = case.second_runs()
+        if None in excuses or not case.excused():
+            problems += [*case.once()]
+        problems += [*case.kept()]
+        verdict.excuses = [excuse or "no excuse" for excuse in excuses]
+    else:
+        problems += [*case.once(), *case.recorded()]
+    verdict.findings = [Finding(trial.number, problem) for problem in problems]
+    return verdict
+
+
+class _Case:
+    def __init__(self, trial: Trial, sent: Sequence[Sent], marks: Sequence[Mark], books: Books, timing: Timing) -> None:
+        self.trial, self.sent, self.books, self.timing = trial, sent, books, timing
+        self.told = [each for each in sent if each.told]
+        self.effects = books.of(trial)
+        self.began = min((each.at for each in sent), default=0.0)
+        self.ended = max((each.until for each in sent), default=0.0)
+        self.marks = [mark for mark in marks if mark.meets(self.began, self.ended)]
+        self.all_marks = marks
+        self.by_worker: dict[str, list[Mark]] = {}
+        for mark in marks:
+            self.by_worker.setdefault(mark.worker, []).append(mark)
+
+    def count(self, counts: Counter[str]) -> None:
+        counts["requests"] += len(self.sent)
+        counts["effects"] += len(self.effects)
+        counts["replays"] += sum(each.replayed for each in self.told)
+        row = self.books.rows.get(digest_of(self.trial))
+        if row is not None:
+            counts["look-ups in vain"] += row.tries
+            counts["settled by a look-up"] += row.reason == "settled by a look-up"
+            counts["further attempts"] += row.attempt - 1
+
+    # -- what holds on every route, whatever happens -------------------------------------------------------------------
+
+    def everywhere(self) -> Iterator[str]:
+        for each in self.sent:
+            if not self._is_known(each):
+                yield f"an answer that nobody expects: {each}"
+            if each.refused and each.status != self._refusal(self.trial.parties[each.party]):
+                yield f"party {each.party} was refused in the wrong words: {each}"
+        if not self.told:
+            yield "nobody was ever told a result"
+        for each in self.told:
+            party = self.trial.parties[each.party]
+            said = each.json()
+            if said["name"] != party.name:
+                yield f"party {each.party} was told what is not its own: {each}"
+            if not any(self._tells_of(said, effect) for effect in self.effects):
+                yield f"party {each.party} was told of an effect that is not there: {each}"
+        for number, party in enumerate(self.trial.parties):
+            mine = [each for each in self.sent if each.party == number]
+            persists = None in party.patience or any(each.client == CHECK for each in mine)
+            if persists and not any(each.told or each.refused for each in mine):
+                yield f"party {number} never came to an end"
+        owners = {each.body: each.party for each in self.told}
+        for each in self.told:
+            if owners[each.body] != each.party:
+                yield f"two parties were told the same: {each}"
+
+    def _is_known(self, each: Sent) -> bool:
+        if not each.status or each.told or each.refused:
+            return True
+        return each.code in PASSING or (each.status >= 500 and not each.code)
+
+    def _refusal(self, party: Party) -> int | None:
+        """How a party is refused by a record of the others; ``None``: not at all."""
+        others = [other for other in self.trial.parties if other is not party]
+        if any(other.user != party.user for other in others):
+            return 404
+        return 422 if others else None
+
+    def _tells_of(self, said: dict[str, object], effect: Effect) -> bool:
+        if effect.name != said["name"]:
+            return False
+        if self.trial.kind == "transaction":
+            return True
+        return effect.id == said.get("entry" if self.trial.kind == "redis" else "charge")
+
+    # -- what holds where nothing may run twice ------------------------------------------------------------------------
+
+    def once(self) -> Iterator[str]:
+        winners = {each.party for each in self.told}
+        if len(winners) > 1:
+            yield f"parties {sorted(winners)} were both told a result"
+        for number in winners:
+            for each in self.sent:
+                if each.party == number and each.refused:
+                    yield f"party {number}, whose key it is, was refused: {each}"
+        if len(self.effects) > 1:
+            yield f"{len(self.effects)} effects"
+        elif not self.effects:
+            yield "no effect"
+        if len({(each.status, each.body) for each in self.told}) > 1:
+            yield "different results were told"
+        if sum(not each.replayed for each in self.told) > 1:
+            yield "more than one answer was told as the first"
+
+    def recorded(self) -> Iterator[str]:
+        """What the database and Redis say is what was done."""
+        digest = digest_of(self.trial)
+        row, copy = self.books.rows.get(digest), self.books.copies.get(digest)
+        if row is None:
+            yield "the database knows nothing of the key"
+            return
+        if row.state != "succeeded":
+            yield f"the row is {row.state} ({row.reason})"
+        if any(each.body != row.body for each in self.told):
+            yield f"the row has another answer: {(row.body or b'')[:120]!r}"
+        if copy is not None and copy.confirmed and copy.kind == "full" and copy.body != row.body:
+            yield f"Redis has another answer: {copy.body[:120]!r}"
+        if self.trial.kind == "intent":
+            for effect in self.effects:
+                if effect.id not in self.books.payments:
+                    yield f"{effect.id} has no local row"
+
+    def kept(self) -> Iterator[str]:
+        """Redis says what was told last, for the routes that have nothing else."""
+        if forgotten(self.sent, self.all_marks):
+            return
+        copy = self.books.copies.get(digest_of(self.trial))
+        if copy is None or copy.state != "succeeded":
+            yield f"Redis has {copy.state if copy is not None else 'nothing'}"
+        elif copy.body not in {each.body for each in self.told}:
+            yield f"Redis has an answer that nobody was told: {copy.body[:120]!r}"
+
+    # -- second runs, where they may be --------------------------------------------------------------------------------
+
+    def second_runs(self) -> list[str | None]:
+        """Why it ran again, for each run after the first; ``None`` where there is no excuse."""
+        return [self._excuse(effect.at) for effect in self.effects[1:]]
+
+    def excused(self) -> bool:
+        """Whether anything happened for which a Redis-only route may run again."""
+        return self._excuse(self.ended) is not None
+
+    def _excuse(self, ran_at: float) -> str | None:
+        """What happened before this run, for which there may be one more."""
+        for mark in self.marks:
+            if mark.kind in FORGETTING and mark.at <= ran_at:
+                return "Redis forgot"
+        for each in self.sent:
+            if each.at <= ran_at and (found := self._mishap(each)) is not None:
+                return found
+        for mark in self.marks:
+            if mark.kind in AWAY and not mark.detail.startswith("1 ") and mark.at <= ran_at:
+                return "Redis was away"
+        return None
+
+    def _mishap(self, each: Sent) -> str | None:
+        """What went wrong with one request that may have run."""
+        for mark in self.by_worker.get(each.worker, ()):
+            killed = mark.kind in ("kill", "relief", "died") or mark.detail.endswith(" kill")
+            if killed and each.error:
+                return "its process died"
+            if mark.kind == "pause" and mark.meets(each.at, each.until):
+                return "its process paused"
+            if mark.kind == "fault" and mark.detail.startswith("redis.") and not killed:
+                return "its call to Redis failed"
+        if each.status == 500:
+            return "the view failed"
+        if "timed out" in each.error:
+            return "nobody knows what became of it"
+        return None

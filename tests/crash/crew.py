@@ -1,0 +1,128 @@
+"""The workers of a run: for each that dies a new one comes, with a fault of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .history import History
+from .worker import Nursery, Worker
+
+__all__ = ["Crew", "Member"]
+
+#: How often the crew is looked after.
+LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker in its place. ``name`` tells the place and how many were there before."""
+
+    name: str
+    worker: Worker
+    fault: Mapping[str, Any] | None
+
+
+class Crew:
+    """So many workers, whatever happens to them.
+
+    :param birth: gives the fault of a worker from its place and its generation.
+    """
+
+    def __init__(
+        self, nursery: Nursery, history: History, size: int, birth: Callable[[int, int], dict[str, Any] | None]
+    ) -> None:
+        self.history = history
+        self._nursery = nursery
+        self._birth = birth
+        self._calm = True
+        self._lock = threading.Lock()
+        self._ended: set[str] = set()
+        self._generations = [0] * size
+        self._members = [self._born(slot) for slot in range(size)]
+        self._over = threading.Event()
+        self._looking = threading.Thread(target=self._look_after, daemon=True)
+        self._looking.start()
+
+    def pick(self, draw: random.Random) -> Member:
+        """Any of them, as a load balancer picks one that it takes for alive."""
+        with self._lock:
+            return draw.choice(self._members)
+
+    def member(self, slot: int) -> Member:
+        with self._lock:
+            return self._members[slot]
+
+    def rage(self) -> None:
+        """From now on they are born with faults; those that have none are sent home."""
+        self._calm = False
+        for slot in range(len(self._members)):
+            self._renew(slot)
+
+    def calm(self) -> None:
+        """None has a fault any more, none is asleep."""
+        self._calm = True
+        for slot in range(len(self._members)):
+            member = self.member(slot)
+            member.worker.resume()
+            if member.fault is not None or not member.worker.alive():
+                self._renew(slot)
+
+    def close(self) -> None:
+        self._over.set()
+        self._looking.join()
+
+    def kill(self, slot: int) -> None:
+        """SIGKILL, out of the blue."""
+        with self._lock:
+            self._end(self._members[slot], "kill")
+
+    def _renew(self, slot: int) -> None:
+        """End a worker, and put another in its place."""
+        with self._lock:
+            self._end(self._members[slot], "relief")
+            self._members[slot] = self._born(slot)
+
+    def _end(self, member: Member, why: str) -> None:
+        if member.worker.alive():
+            self.history.mark(why, worker=member.name)
+            member.worker.kill()
+            self._ended.add(member.name)
+        self._note_fault(member)
+
+    def _born(self, slot: int) -> Member:
+        self._generations[slot] += 1
+        generation = self._generations[slot]
+        fault = None if self._calm else self._birth(slot, generation)
+        return Member(f"w{slot}.{generation}", self._nursery.spawn(fault), fault)
+
+    def _look_after(self) -> None:
+        while not self._over.wait(LOOK_S):
+            for slot in range(len(self._members)):
+                member = self.member(slot)
+                if not member.worker.alive():
+                    self._replace(slot, member)
+
+    def _replace(self, slot: int, dead: Member) -> None:
+        with self._lock:
+            if self._members[slot] is not dead:
+                return
+            if dead.name not in self._ended and not self._note_fault(dead):
+                self.history.mark("died", worker=dead.name, detail=f"by itself: {dead.worker.ended()}")
+            self._members[slot] = self._born(slot)
+
+    def _note_fault(self, member: Member) -> bool:
+        """Whether the worker came as far as to its fault."""
+        fault = member.fault
+        if fault is None:
+            return False
+        if "does" in fault:
+            self.history.mark("habit", worker=member.name, detail=fault["does"])
+            return False
+        met = member.worker.met()
+        if met is not None:
+            self.history.mark("fault", worker=member.name, detail=f"{met} {fault.get('action', 'kill')}")
+        return met is not None

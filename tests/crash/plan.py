@@ -1,0 +1,212 @@
+"""What a run will do, drawn from its seed: the trials, the faults between them, and the faults that workers are born
+with. The same seed gives the same plan; when each process gets to run is the machine's business."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Batch", "Event", "Party", "Timing", "Trial", "draw_batch", "draw_fault"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. ``window``: for how long a batch of trials is under fire. ``calm``: how long everything may take to
+    settle when that is over."""
+
+    lease: float = 0.8
+    skew: float = 0.2
+    settle_after: float = 0.3
+    window: float = 15.0
+    calm: float = 60.0
+    patience: float = 4.0
+
+    @property
+    def lapse(self) -> float:
+        """When the key of a process that stopped is free."""
+        return self.lease + self.skew
+
+
+@dataclass(frozen=True)
+class Party:
+    """Clients with one user and one body.
+
+    :param name: what their effect is called.
+    :param pad: bytes that make the answer longer.
+    :param patience: for each client, after how many requests it gives up; ``None`` for never.
+    :param late: they begin when the owner was told the result.
+    """
+
+    user: str
+    name: str
+    pad: int
+    patience: tuple[int | None, ...]
+    late: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"name": self.name, "pad": self.pad}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One key. Its first party is the owner; where another begins together with it, whoever comes first is."""
+
+    number: int
+    kind: str
+    key: str
+    begins: float
+    parties: tuple[Party, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that is done to a server or a worker, ``at`` seconds after the batch began."""
+
+    at: float
+    kind: str
+    slot: int = 0
+    seconds: float = 0.0
+    times: int = 1
+    when: str = "before"
+    commit: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    number: int
+    trials: tuple[Trial, ...]
+    events: tuple[Event, ...]
+
+
+#: How often each kind of event is drawn.
+WEIGHTS: Mapping[str, int] = {
+    "kill": 16,
+    "pause": 6,
+    "flush": 5,
+    "restart redis": 3,
+    "cut redis": 10,
+    "break redis": 4,
+    "silence redis": 3,
+    "delay redis": 3,
+    "cut sql": 12,
+    "break sql": 4,
+    "silence sql": 2,
+    "drop sql": 4,
+    "provider drops": 10,
+    "provider waits": 6,
+    "provider errs": 4,
+}
+SQL_EVENTS = frozenset({"cut sql", "break sql", "silence sql", "drop sql"})
+
+#: The calls of a store, and the points of the view, at which a worker's own fault can lie.
+CALLS: Mapping[str, Sequence[str]] = {
+    "redis": ("claim",) * 3 + ("complete",) * 3 + ("renew", "release"),
+    "transaction": ("claim",) * 3 + ("complete",) * 3 + ("judge", "release"),
+    "intent": ("claim", "complete") * 2 + ("note", "first_use", "suspend", "settle_completed", "settle_retry", "renew"),
+    "view": ("effect", "effect", "effect", "local", "answer", "look_up"),
+}
+#: Those of them that come soon.
+OFTEN = frozenset({"claim", "complete", "note", "first_use", "effect", "local", "answer"})
+#: What a worker's view does besides, in every request.
+HABITS = ("gives back", "fails", "waits", "waits after", "renews", "is unsure")
+
+
+def draw_batch(
+    seed: str,
+    number: int,
+    trials: range,
+    *,
+    kinds: Sequence[str],
+    timing: Timing,
+    slots: int,
+    sql: bool,
+    pause_s: float,
+) -> Batch:
+    """The batch of this number.
+
+    :param trials: the numbers of its trials.
+    :param slots: how many workers there are.
+    :param sql: whether there is a wire to the database.
+    :param pause_s: the mean time between two events.
+    """
+    draw = random.Random(f"{seed}/batch {number}")
+    events = [kind for kind in WEIGHTS if sql or kind not in SQL_EVENTS]
+    return Batch(
+        number,
+        tuple(_trial(draw, number, draw.choice(kinds), timing) for number in trials),
+        tuple(_events(draw, events, timing, slots, pause_s)),
+    )
+
+
+def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], timing: Timing) -> dict[str, Any] | None:
+    """The fault that the worker of this number is born with; some have none."""
+    draw = random.Random(f"{seed}/worker {slot}.{generation}")
+    fate = draw.random()
+    if fate < 0.2:
+        return None
+    if fate < 0.3:
+        return {"does": draw.choice(HABITS)}
+    layer = draw.choice([layer for layer in CALLS if layer in ("redis", "view") or layer in kinds])
+    at, when = draw.choice(CALLS[layer]), draw.choice(("before", "after"))
+    action = draw.choices(("kill", "raise", "delay"), (6, 2, 2))[0]
+    if at == "answer":
+        when = "before"
+    if layer != "redis" and at == "complete" and action == "raise":
+        action = "kill"  # a database tells of it in other words
+    return {
+        "layer": layer,
+        "at": at,
+        "when": when,
+        "n": draw.randint(1, 4) if at in OFTEN else 1,
+        "action": action,
+        "seconds": draw.choice((0.2, timing.lapse + 0.3)),
+    }
+
+
+def _trial(draw: random.Random, number: int, kind: str, timing: Timing) -> Trial:
+    name, key = f"t{number}", str(uuid.UUID(int=draw.getrandbits(128), version=4))
+    pad = draw.choice((0, 0, 0, 0, 0, 0, 0, 0, 500, 70_000))
+    parties = [Party("ann", name, pad, _patience(draw, draw.choice((1, 2, 2, 3, 4))))]
+    fate = draw.random()
+    if fate < 0.15:
+        parties.append(Party("ann", f"{name}-other", 0, _patience(draw, draw.choice((1, 1, 2))), late=True))
+    elif fate < 0.3:
+        parties.append(Party("bob", name, pad, _patience(draw, draw.choice((1, 1, 2))), late=True))
+    elif fate < 0.45:
+        user = draw.choice(("ann", "bob"))
+        parties.append(Party(user, f"{name}-rival", 0, _patience(draw, draw.choice((1, 2)))))
+    return Trial(number, kind, key, draw.uniform(0, timing.window * 0.9), tuple(parties))
+
+
+def _patience(draw: random.Random, clients: int) -> tuple[int | None, ...]:
+    return tuple(draw.choice((None, None, None, draw.randint(1, 3))) for _ in range(clients))
+
+
+def _events(draw: random.Random, kinds: Sequence[str], timing: Timing, slots: int, pause_s: float) -> Iterator[Event]:
+    at = draw.uniform(0, pause_s)
+    while at < timing.window:
+        kind = draw.choices(kinds, [WEIGHTS[each] for each in kinds])[0]
+        yield _event(draw, at, kind, timing, slots)
+        at += draw.expovariate(1 / pause_s)
+
+
+def _event(draw: random.Random, at: float, kind: str, timing: Timing, slots: int) -> Event:
+    slot, seconds, times = draw.randrange(slots), 0.0, 1
+    when, commit = draw.choice(("before", "after")), False
+    if kind == "pause":
+        seconds = timing.lapse + draw.uniform(0.2, 0.6)
+    elif kind.startswith("silence"):
+        seconds = draw.uniform(0.3, timing.lapse + 0.4)
+    elif kind.startswith("delay"):
+        seconds = draw.uniform(0.3, 1.0)
+    elif kind.startswith("cut"):
+        times, commit = draw.choice((1, 1, 2, 3)), draw.random() < 0.5
+    elif kind == "provider waits":
+        seconds, times = draw.choice((0.1, 0.4, timing.lapse + 0.3)), draw.randint(1, 2)
+    elif kind.startswith("provider"):
+        times = draw.randint(1, 3)
+    return Event(at, kind, slot, seconds, times, when, commit)

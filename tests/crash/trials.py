@@ -1,0 +1,204 @@
+"""Random crashes: many keys at once, clients that retry, and everything around them that fails; then the books.
+
+A trial is one key, which several clients send at about the same time and again until they are told a result, while
+workers are killed and paused, Redis is emptied, restarted and cut off, sessions of the database are ended and the
+provider hangs up. When all is calm again the ledger of effects is compared with what the clients were told and with
+the records: nothing twice, nothing lost, nothing stuck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .books import Books, read_books
+from .chaos import Chaos
+from .checks import check
+from .clients import Clients
+from .crew import Crew
+from .history import History, Mark
+from .plan import Batch, Timing, draw_batch, draw_fault
+from .report import Report, merged, timeline
+from .site import Site, site
+from .worker import KINDS, Nursery
+
+__all__ = ["Options", "run", "run_beside"]
+
+#: Threads that wait cost little.
+THREADS = 400
+#: Timelines that are shown; more don't help.
+MOST_TIMELINES = 20
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is run.
+
+    :param batch: trials under fire at once.
+    :param workers: processes that serve.
+    :param pause_s: the mean time between two events.
+    :param settings: of the workers' extension, in capitals: to take a protection out.
+    :param faults: ``False`` for a run without any.
+    """
+
+    trials: int
+    seed: str = "1"
+    kinds: Sequence[str] = KINDS
+    batch: int = 60
+    workers: int = 4
+    pause_s: float = 0.3
+    timing: Timing = field(default_factory=Timing)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    faults: bool = True
+
+
+def run(database: str, options: Options, tell: Callable[[str], None] = lambda text: None) -> Report:
+    """All trials on one kind of database, in this process.
+
+    :param tell: gets a line after each batch.
+    """
+    report = Report([database], options.seed)
+    began = time.monotonic()
+    with (
+        site(database, options.timing, options.settings) as place,
+        Nursery(place.config) as nursery,
+        ThreadPoolExecutor(THREADS) as pool,
+    ):
+        first = number = 0
+        while first < options.trials:
+            trials = range(first, min(first + options.batch, options.trials))
+            _run_batch(place, nursery, pool, options, _draw(place, options, number, trials), report)
+            first, number = trials.stop, number + 1
+            report.seconds = time.monotonic() - began
+            found = len(report.findings)
+            tell(f"{database}: {first} of {options.trials} trials, {report.seconds:.0f} s, {found} findings")
+    return report
+
+
+def run_beside(databases: Sequence[str], options: Options, tell: Callable[[str], None]) -> Report:
+    """The same on several kinds of databases, each in a process of its own. The trials are shared out."""
+    share = -(-options.trials // len(databases))
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(_process(database, share, options)) for database in databases]
+        with ThreadPoolExecutor(len(processes)) as pool:
+            for process in processes:
+                pool.submit(_pass_on, process, tell)
+            outputs = [process.stdout.read() for process in processes if process.stdout is not None]
+        for process in processes:
+            if process.wait() not in (0, 1):
+                raise RuntimeError(f"a run ended with {process.returncode}")
+    return merged([Report.from_json(output) for output in outputs])
+
+
+@contextlib.contextmanager
+def _process(database: str, trials: int, options: Options) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        *(sys.executable, "-m", "tests.crash", "--json"),
+        *("--trials", str(trials), "--seed", options.seed, "--database", database),
+        *("--batch", str(options.batch), "--workers", str(options.workers), "--kinds", ",".join(options.kinds)),
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _pass_on(process: subprocess.Popen[str], tell: Callable[[str], None]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        tell(line.rstrip("\n"))
+
+
+def _draw(place: Site, options: Options, number: int, trials: range) -> Batch:
+    batch = draw_batch(
+        f"{options.seed}/{place.database}",
+        number,
+        trials,
+        kinds=options.kinds,
+        timing=options.timing,
+        slots=options.workers,
+        sql=place.sql_wire is not None,
+        pause_s=options.pause_s,
+    )
+    return batch if options.faults else Batch(batch.number, batch.trials, ())
+
+
+def _run_batch(
+    place: Site, nursery: Nursery, pool: ThreadPoolExecutor, options: Options, batch: Batch, report: Report
+) -> None:
+    history = History()
+    timing = options.timing
+    cuts = _cuts(place)
+
+    def birth(slot: int, generation: int) -> dict[str, Any] | None:
+        if not options.faults:
+            return None
+        return draw_fault(f"{options.seed}/{place.database}/{batch.number}", slot, generation, options.kinds, timing)
+
+    crew = Crew(nursery, history, options.workers, birth)
+    try:
+        crew.rage()
+        chaos = Chaos(place, crew, history, batch.events)
+        clients = Clients(pool, crew, history, batch, timing)
+        try:
+            try:
+                time.sleep(timing.window)
+            finally:
+                chaos.end()
+                crew.calm()
+            clients.wait()
+            clients.check()
+        finally:
+            clients.stop()
+    finally:
+        crew.close()
+    books = read_books(place)
+    _note(report, place.database, batch, history, books, timing)
+    report.faults["cut replies"] += _cuts(place) - cuts
+    place.empty()
+
+
+def _cuts(place: Site) -> int:
+    return place.redis_wire.cuts + (place.sql_wire.cuts if place.sql_wire is not None else 0)
+
+
+def _note(report: Report, database: str, batch: Batch, history: History, books: Books, timing: Timing) -> None:
+    marks = history.marks
+    for mark in marks:
+        report.faults[_kind_of(mark)] += 1
+        if mark.kind == "died":
+            report.findings.append(f"{database}, batch {batch.number}: a worker died {mark.detail}")
+    for each in history:
+        report.statuses[f"{each.status} {each.code}".strip() if each.status else each.error.partition(":")[0]] += 1
+    for endless in books.endless:
+        report.findings.append(f"{database}: a key in Redis that never goes: {endless}")
+    for trial in batch.trials:
+        sent = history.of(trial.number)
+        verdict = check(trial, sent, marks, books, timing)
+        report.trials[database] += 1
+        report.kinds[trial.kind] += 1
+        report.counts.update(verdict.counts)
+        report.second_runs.update(verdict.excuses)
+        for finding in verdict.findings:
+            report.findings.append(f"{database}, trial {trial.number}, {trial.kind}: {finding.what}")
+        if verdict.findings and len(report.timelines) < MOST_TIMELINES:
+            report.timelines.append(timeline(database, trial, verdict.findings, sent, marks, books))
+
+
+def _kind_of(mark: Mark) -> str:
+    return f"worker {mark.detail}" if mark.kind in ("fault", "habit") else mark.kind
