@@ -81,12 +81,12 @@ class Faults:
         self._calls = 0
         self._counting = threading.Lock()
 
-    @property
-    def does(self) -> str:
-        """What the view does besides: ``"gives back"`` (before the effect), ``"fails"`` (after it), ``"waits"`` or
-        ``"waits after"`` (a lease long, before or after the effect), ``"commits"`` (ends the transaction around it),
-        ``"renews"``, ``"is unsure"`` (the reconciler)."""
-        return str(self.fault.get("does", ""))
+    def does(self, what: str) -> bool:
+        """What the view does besides, one or a list: ``"waits"``, ``"gives back"``, ``"fails early"`` before the
+        effect; ``"commits"`` (ends the transaction around it), ``"fails"``, ``"waits after"`` behind it; the reconciler
+        ``"is unsure"``. It waits for as long as a lease."""
+        said = self.fault.get("does", ())
+        return what in ([said] if isinstance(said, str) else said)
 
     def note(self, layer: str, at: str, when: str) -> None:
         if self.notes is not None:
@@ -158,21 +158,21 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     app.extensions["crash"] = db
 
     def begin() -> dict[str, Any]:
-        if faults.does == "gives back":
-            raise NothingHappened(make_response({"code": "nothing happened"}, 503))
-        if faults.does == "waits":
+        if faults.does("waits"):
             time.sleep(lease_s)
-        if faults.does == "renews":
-            current_idempotency.renew()
+        if faults.does("gives back"):
+            raise NothingHappened(make_response({"code": "nothing happened"}, 503))
+        if faults.does("fails early"):
+            raise RuntimeError("the view failed before its effect, as it was told to")
         faults.pass_by("effect", "before")
         asked: dict[str, Any] = request.get_json()
         return asked
 
     def end(asked: dict[str, Any], **done: Any) -> Any:
         """Every answer is that of one run alone."""
-        if faults.does == "fails":
+        if faults.does("fails"):
             raise RuntimeError("the view failed after its effect, as it was told to")
-        if faults.does == "waits after":
+        if faults.does("waits after"):
             time.sleep(lease_s)
         return {"run": str(uuid.uuid4()), "name": asked["name"], "pad": "x" * asked.get("pad", 0), **done}, 201
 
@@ -191,8 +191,9 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         db.session.add(order(name=asked["name"]))
         db.session.flush()
         faults.pass_by("effect", "after")
-        if faults.does == "commits":
+        if faults.does("commits"):
             db.session.connection().exec_driver_sql("COMMIT")
+            return end(asked)
         answer = end(asked)
         faults.pass_by("local", "before")
         db.session.commit()
@@ -219,7 +220,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
 
     @take_charge.reconciler
     def settle(orphan: Orphan) -> Settlement:
-        if faults.does == "is unsure":
+        if faults.does("is unsure"):
             return Settlement.pending()
         faults.pass_by("look_up", "before")
         found = bank.find(orphan.provider_key())
@@ -394,7 +395,8 @@ class Nursery:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         try:
             process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
