@@ -13,6 +13,8 @@ from .report import show
 from .site import DATABASES
 from .worker import KINDS
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=trials.__doc__)
@@ -31,21 +33,27 @@ def main() -> int:
         return int(matrix.main() or 0)
 
     def stop(number: int, frame: FrameType | None) -> None:
+        for each in STOPPING:
+            signal.signal(each, signal.SIG_IGN)  # what is started now is ended in peace
         raise KeyboardInterrupt
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    signal.signal(signal.SIGTERM, stop)
+    for each in STOPPING:
+        signal.signal(each, stop)
     logging.getLogger("flask_idempotent").setLevel(logging.CRITICAL)
     kinds = tuple(arguments.kinds.split(","))
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     options = trials.Options(arguments.trials, arguments.seed, kinds, batch=arguments.batch, workers=arguments.workers)
-    if arguments.database:
-        report = trials.run(arguments.database, options, tell)
-    else:
-        report = trials.run_beside(DATABASES, options, tell)
+    try:
+        if arguments.database:
+            report = trials.run(arguments.database, options, tell)
+        else:
+            report = trials.run_beside(DATABASES, options, tell)
+    except KeyboardInterrupt:
+        return 130
     print(report.to_json() if arguments.json else show(report))
     return 0 if report.ok else 1
 

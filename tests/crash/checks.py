@@ -10,7 +10,7 @@ from .books import Books, Effect, digest_of
 from .history import CHECK, FORGETTING, Mark, Sent, forgotten
 from .plan import Party, Timing, Trial
 
-__all__ = ["Finding", "Verdict", "check"]
+__all__ = ["Finding", "Verdict", "check", "strays"]
 
 #: Problems that a client may meet on its way to an answer.
 PASSING = frozenset({"in-progress", "lease-lost", "indeterminate", "store-unavailable"})
@@ -51,6 +51,23 @@ def check(trial: Trial, sent: Sequence[Sent], marks: Sequence[Mark], books: Book
         problems += [*case.once(), *case.recorded()]
     verdict.findings = [Finding(trial.number, problem) for problem in problems]
     return verdict
+
+
+def strays(trials: Sequence[Trial], books: Books) -> list[str]:
+    """What is in the books, and belongs to no trial."""
+    names = {(trial.kind, party.name) for trial in trials for party in trial.parties}
+    digests = {digest_of(trial) for trial in trials}
+    charges = {effect.id for (kind, _), effects in books.effects.items() if kind == "intent" for effect in effects}
+    return [
+        *(
+            f"an effect that nobody asked for: {kind} {name}"
+            for kind, name in books.effects
+            if (kind, name) not in names
+        ),
+        *(f"a row of an unknown key: {row}" for digest, row in books.rows.items() if digest not in digests),
+        *(f"a local row of no charge: {charge}" for charge in books.payments if charge not in charges),
+        *(f"a key in Redis that never goes: {key}" for key in books.endless),
+    ]
 
 
 class _Case:
@@ -190,6 +207,8 @@ class _Case:
         for mark in self.marks:
             if mark.kind in AWAY and not mark.detail.startswith("1 ") and mark.at <= ran_at:
                 return "Redis was away"
+            if mark.kind == "stall" and mark.at <= ran_at:
+                return "the machine stood still"
         return None
 
     def _mishap(self, each: Sent) -> str | None:

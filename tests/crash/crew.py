@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ __all__ = ["Crew", "Member"]
 
 #: How often the crew is looked after.
 LOOK_S = 0.02
+#: A wait that takes so long.
+STALL_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,20 @@ class Crew:
         return Member(f"w{slot}.{generation}", self._nursery.spawn(fault), fault)
 
     def _look_after(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._is_over():
             for slot in range(len(self._members)):
                 member = self.member(slot)
                 if not member.worker.alive():
                     self._replace(slot, member)
+
+    def _is_over(self) -> bool:
+        """After a short wait, which tells whether the machine has time for anybody: leases lapse where it has none."""
+        began = time.monotonic()
+        over = self._over.wait(LOOK_S)
+        took = time.monotonic() - began
+        if took > STALL_S:
+            self.history.mark("stall", at=time.time() - took, seconds=took)
+        return over
 
     def _replace(self, slot: int, dead: Member) -> None:
         with self._lock:

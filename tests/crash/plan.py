@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Batch", "Event", "Party", "Timing", "Trial", "draw_batch", "draw_fault"]
+__all__ = ["SQL_EVENTS", "WEIGHTS", "Batch", "Event", "Party", "Timing", "Trial", "draw_batch", "draw_fault"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ WEIGHTS: Mapping[str, int] = {
     "provider waits": 6,
     "provider errs": 4,
 }
+#: Those that need a wire to the database.
 SQL_EVENTS = frozenset({"cut sql", "break sql", "silence sql", "drop sql"})
 
 #: The calls of a store, and the points of the view, at which a worker's own fault can lie.
@@ -121,20 +122,19 @@ def draw_batch(
     trials: range,
     *,
     kinds: Sequence[str],
+    events: Sequence[str],
     timing: Timing,
     slots: int,
-    sql: bool,
     pause_s: float,
 ) -> Batch:
     """The batch of this number.
 
     :param trials: the numbers of its trials.
+    :param events: kinds of them.
     :param slots: how many workers there are.
-    :param sql: whether there is a wire to the database.
     :param pause_s: the mean time between two events.
     """
     draw = random.Random(f"{seed}/batch {number}")
-    events = [kind for kind in WEIGHTS if sql or kind not in SQL_EVENTS]
     return Batch(
         number,
         tuple(_trial(draw, number, draw.choice(kinds), timing) for number in trials),
@@ -188,7 +188,7 @@ def _patience(draw: random.Random, clients: int) -> tuple[int | None, ...]:
 
 def _events(draw: random.Random, kinds: Sequence[str], timing: Timing, slots: int, pause_s: float) -> Iterator[Event]:
     at = draw.uniform(0, pause_s)
-    while at < timing.window:
+    while kinds and at < timing.window:
         kind = draw.choices(kinds, [WEIGHTS[each] for each in kinds])[0]
         yield _event(draw, at, kind, timing, slots)
         at += draw.expovariate(1 / pause_s)

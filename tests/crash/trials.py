@@ -20,11 +20,11 @@ from typing import Any
 
 from .books import Books, read_books
 from .chaos import Chaos
-from .checks import check
+from .checks import check, strays
 from .clients import Clients
 from .crew import Crew
 from .history import History, Mark
-from .plan import Batch, Timing, draw_batch, draw_fault
+from .plan import SQL_EVENTS, WEIGHTS, Batch, Timing, draw_batch, draw_fault
 from .report import Report, merged, timeline
 from .site import Site, site
 from .worker import KINDS, Nursery
@@ -46,7 +46,8 @@ class Options:
     :param workers: processes that serve.
     :param pause_s: the mean time between two events.
     :param settings: of the workers' extension, in capitals: to take a protection out.
-    :param faults: ``False`` for a run without any.
+    :param events: the kinds of events that may be drawn.
+    :param faults: whether workers are born with faults.
     """
 
     trials: int
@@ -57,6 +58,7 @@ class Options:
     pause_s: float = 0.3
     timing: Timing = field(default_factory=Timing)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[str] = tuple(WEIGHTS)
     faults: bool = True
 
 
@@ -125,17 +127,16 @@ def _pass_on(process: subprocess.Popen[str], tell: Callable[[str], None]) -> Non
 
 
 def _draw(place: Site, options: Options, number: int, trials: range) -> Batch:
-    batch = draw_batch(
+    return draw_batch(
         f"{options.seed}/{place.database}",
         number,
         trials,
         kinds=options.kinds,
+        events=[kind for kind in options.events if place.sql_wire is not None or kind not in SQL_EVENTS],
         timing=options.timing,
         slots=options.workers,
-        sql=place.sql_wire is not None,
         pause_s=options.pause_s,
     )
-    return batch if options.faults else Batch(batch.number, batch.trials, ())
 
 
 def _run_batch(
@@ -185,8 +186,8 @@ def _note(report: Report, database: str, batch: Batch, history: History, books: 
             report.findings.append(f"{database}, batch {batch.number}: a worker died {mark.detail}")
     for each in history:
         report.statuses[f"{each.status} {each.code}".strip() if each.status else each.error.partition(":")[0]] += 1
-    for endless in books.endless:
-        report.findings.append(f"{database}: a key in Redis that never goes: {endless}")
+    for stray in strays(batch.trials, books):
+        report.findings.append(f"{database}, batch {batch.number}: {stray}")
     for trial in batch.trials:
         sent = history.of(trial.number)
         verdict = check(trial, sent, marks, books, timing)
