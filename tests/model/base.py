@@ -50,7 +50,7 @@ class Protocol:
         unknown = self.without - RULES.keys()
         if unknown:
             raise ValueError(f"no such rule: {sorted(unknown)}")
-        self.faults = tuple(sorted(budget))
+        self.faults = {name: index for index, name in enumerate(sorted(budget))}
         self.deduplicates = deduplicates
         self.start = System(None, None, None, tuple(actors), World(), tuple(budget[name] for name in self.faults))
 
@@ -69,23 +69,16 @@ class Protocol:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    def spend(self, system: System, fault: str) -> System | None:
-        """The system after this fault was used once; ``None`` where there is none left."""
-        if fault not in self.faults:
-            return None
-        index = self.faults.index(fault)
-        left = system.budget[index]
-        if not left:
-            return None
-        return system._replace(budget=(*system.budget[:index], left - 1, *system.budget[index + 1 :]))
-
     def allows(self, system: System, fault: str) -> bool:
-        return self.spend(system, fault) is not None
+        """Whether this fault may strike once more."""
+        index = self.faults.get(fault)
+        return index is not None and system.budget[index] > 0
 
     def after(self, system: System, fault: str) -> System:
-        spent = self.spend(system, fault)
-        assert spent is not None
-        return spent
+        """The system after this fault was used once more."""
+        index = self.faults[fault]
+        budget = system.budget
+        return system._replace(budget=(*budget[:index], budget[index] - 1, *budget[index + 1 :]))
 
     def move(self, system: System, number: int, **changes: Any) -> System:
         """Change one actor."""

@@ -63,7 +63,10 @@ def _checked(protocol: Protocol, before: System, step: Step, number: int) -> Ste
 
 
 def explore(protocol: Protocol, *, limit: int = LIMIT) -> Outcome:
-    """Visit every state, or stop at the first violation."""
+    """Visit every state, or stop at the first violation.
+
+    :raises RuntimeError: there are more states than the limit.
+    """
     came_from: dict[System, tuple[System, str] | None] = {protocol.start: None}
     waiting = deque([protocol.start])
     while waiting:
@@ -73,8 +76,9 @@ def explore(protocol: Protocol, *, limit: int = LIMIT) -> Outcome:
             quiet = False
             if violation is not None:
                 return Outcome(len(came_from), violation, (*_way(came_from, system), label))
-            if after not in came_from:
-                came_from[after] = (system, label)
+            known = len(came_from)
+            came_from.setdefault(after, (system, label))
+            if len(came_from) > known:
                 waiting.append(after)
         if quiet and (violation := protocol.end(system)) is not None:
             return Outcome(len(came_from), violation, _way(came_from, system))

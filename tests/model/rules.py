@@ -189,13 +189,13 @@ RULES: dict[str, Rule] = {
     # -- Python around the stores ------------------------------------------------------------------------------------
     "kept": Rule(
         "Once the view returned an answer that is kept, nothing releases it.",
-        "web/completion, engine.py",
-        why="it is about which call is made, not about what a store does with it",
+        "web/outcome.py, web/protection.py, engine.py",
+        why="it is about which call is made; `tests/web/test_outcome.py`, `tests/durable/test_one_transaction.py`",
     ),
     "after_guards": Rule(
         "The claim is made behind the guards: a request that one refuses leaves nothing.",
         "web/views.py",
-        why="it is about when the store is called",
+        why="it is about when a store is called; `tests/web/test_guards.py`",
     ),
     "allow_oom": Rule(
         "complete, renew and release work on a full Redis.",
@@ -266,7 +266,7 @@ RULES: dict[str, Rule] = {
     "never_rerun": Rule(
         "`transaction`: the view is never run again for an error at COMMIT.",
         "engine.py",
-        why="no store runs views",
+        why="no store runs views; `tests/durable/test_fence_and_commit.py`",
     ),
     # -- intent ------------------------------------------------------------------------------------------------------
     "sql_is_lease": Rule(
@@ -301,8 +301,8 @@ RULES: dict[str, Rule] = {
     ),
     "transient_ind": Rule(
         "`intent`: once the view has started, an answer that is not kept makes the outcome unknown.",
-        "web/completion, settling.py",
-        why="it is about which call is made; tests/intent/test_outcomes.py has each case",
+        "web/outcome.py, web/intent.py, settling.py",
+        why="it is about which call is made; `tests/intent/test_outcomes.py` has each case",
     ),
     "settle_after": Rule(
         '`intent`: an outcome is settled, and "it did not happen" believed, only after `settle_after`.',

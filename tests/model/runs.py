@@ -75,12 +75,15 @@ RUNS: dict[str, Run] = {
     ),
     "intent: operator": Run(Intent, (*TWO, Actor(OPERATOR), Actor(JOB)), _faults(crash=1, flush=1, timeout=1)),
     "intent: expiry, sweep": Run(
+        Intent, (*TWO, Actor(SWEEP), Actor(JOB)), _faults(expiry=2, window=1, provider_forgets=1, pause=1)
+    ),
+    "intent: expiry, sweep, crash": Run(
         Intent,
-        (*TWO, Actor(SWEEP), Actor(JOB)),
-        _faults(expiry=2, window=1, provider_forgets=1, pause=1, crash=1),
+        (*requests(A), Actor(SWEEP), Actor(JOB)),
+        _faults(expiry=2, window=1, provider_forgets=1, pause=1, crash=2),
     ),
     "intent: expiry, Redis away": Run(
-        Intent, requests(A, A, B, A), _faults(expiry=1, window=1, provider_forgets=1, redis_away=1)
+        Intent, OTHER_BODY, _faults(expiry=1, window=1, provider_forgets=1, redis_away=1)
     ),
     "intent: guards": Run(Intent, WITH_JOB, _faults(pause=1, guard=1)),
     "intent: races in SQL": Run(
@@ -93,4 +96,123 @@ RUNS: dict[str, Run] = {
     "saga: crash, pause": Run(Saga, WITH_JOB, _faults(crash=1, pause=1, refusal=1)),
     "saga: refusals are not remembered": Run(Saga, WITH_JOB, _faults(crash=1, refusal=1), deduplicates=False),
     "saga: provider forgets": Run(Saga, WITH_JOB, _faults(crash=2, refusal=1, window=1, provider_forgets=1)),
+}
+
+
+class Notice(NamedTuple):
+    """That rules are gone was noticed by this run, by this violation."""
+
+    run: str
+    violation: str
+
+
+#: Rules switched off -> what notices it. Two that stand in for each other are switched off together.
+NOTICED: dict[tuple[str, ...], Notice] = {
+    ("cas_token",): Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
+    ("cas_state",): Notice("intent: heartbeats, skew", "FINAL-CHANGED"),
+    ("complete_own",): Notice("redis: lost replies", "OWN-SUCCESS-DENIED"),
+    ("stored_bytes",): Notice("intent: crash, pause", "WRONG-REPLAY"),
+    ("claim_twice",): Notice("redis: lost replies", "SELF-BLOCK"),
+    ("dead_token",): Notice("redis: a delayed claim", "PHANTOM"),
+    ("take_token", "take_version"): Notice("intent: expiry, Redis away", "OTHER-REQUEST-RAN"),
+    ("take_state",): Notice("intent: crash, pause", "FINAL-CHANGED"),
+    ("take_lease",): Notice("intent: heartbeats, skew", "TOOK-LIVE-LEASE"),
+    ("take_keeps",): Notice("intent: pause, a search that lags", "OUTCOME-DROPPED"),
+    ("skew",): Notice("redis: pause, crash, skew", "TWO-LIVE"),
+    ("version_rises",): Notice("redis: flush, failover, expiry", "FENCE"),
+    ("principal_first",): Notice("redis: flush, failover, expiry", "TOLD-A-STRANGER"),
+    ("fp_bound",): Notice("redis: lost replies", "OTHER-REQUEST-RAN"),
+    ("expiry_final",): Notice("intent: expiry, sweep", "SWEPT-LIVE"),
+    ("rel_no_expiry",): Notice("intent: expiry, sweep", "SECOND-CHARGE"),
+    ("open_ttl",): Notice("redis: flush, failover, expiry", "TWO-LIVE"),
+    ("release_ttl",): Notice("intent: expiry, sweep", "SWEPT-CHARGE"),
+    ("unreadable",): Notice("redis: unreadable", "SECOND-EFFECT"),
+    ("old_body",): Notice("intent: expiry, Redis away", "OLD-ANSWER"),
+    ("kept",): Notice("redis: full, away", "SECOND-EFFECT"),
+    ("after_guards",): Notice("redis: guards", "LEFT-SOMETHING"),
+    ("allow_oom",): Notice("redis: full, away", "SECOND-EFFECT"),
+    ("sql_decides",): Notice("intent: lost replies", "KEY-AFTER-LAPSE"),
+    ("confirmed",): Notice("intent: other body", "WRONG-REFUSAL"),
+    ("granted_mark",): Notice("transaction: flush behind a granted claim", "WRONG-REFUSAL"),
+    ("giveback_deletes",): Notice("intent: other principal", "POISONED"),
+    ("sql_first",): Notice("intent: lost replies", "WRONG-REPLAY"),
+    ("outage",): Notice("intent: SQL away", "TOLD-BUT-NOT-KEPT"),
+    ("copy_ttl",): Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
+    ("copy_until",): Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
+    ("forget_order",): Notice("transaction: forgetting", "REPLAY-WITHOUT-ROW"),
+    ("insert_in_tx",): Notice("transaction: errors at COMMIT", "TWO-LIVE"),
+    ("readback",): Notice("transaction: errors at COMMIT", "FALSE-503"),
+    ("sql_is_lease",): Notice("intent: heartbeats, skew", "KEY-AFTER-LAPSE"),
+    ("local_deadline",): Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
+    ("late_ind",): Notice("intent: crash, pause", "OUTCOME-DROPPED"),
+    ("late_rel",): Notice("intent: crash, pause", "OUTCOME-DROPPED"),
+    ("inline",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    ("one_reconciler",): Notice("intent: crash, pause", "TWO-RECONCILERS"),
+    ("transient_ind",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    ("settle_after",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    ("look_after",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    ("window",): Notice("intent: expiry, sweep", "SECOND-CHARGE"),
+    ("job",): Notice("intent: crash, pause", "STUCK"),
+    ("recheck",): Notice("intent: expiry, sweep", "SWEPT-CHARGE"),
+    ("sweep_recheck",): Notice("transaction: expiry, sweep", "SWEPT-LIVE"),
+    ("saga_commit",): Notice("saga: crash, pause", "NOT-UNDONE"),
+    ("saga_hold",): Notice("saga: crash, pause", "TWO-LIVE"),
+    ("saga_failed",): Notice("saga: refusals are not remembered", "FORWARD-AFTER-UNDO"),
+    ("comp_commit",): Notice("saga: crash, pause", "SECOND-UNDO"),
+}
+
+#: Rules whose absence no run can notice, and why.
+SILENT: dict[str, str] = {
+    "take_token": "`take_version` stands in for it while numbers rise; both off are noticed",
+    "take_version": "`take_token` stands in for it; both off are noticed",
+    "never_rerun": "SQL rolls the second run back; effects outside of SQL are not in this mode",
+}
+
+
+class Open(NamedTuple):
+    """What the rules do not close: this run must find this violation.
+
+    :param text: what it means for the product.
+    """
+
+    run: Run
+    violation: str
+    text: str
+
+
+OPEN: dict[str, Open] = {
+    "a delayed claim after the record is gone": Open(
+        Run(RedisOnly, requests(A), _faults(stray=1, flush=1)),
+        "PHANTOM",
+        "Nobody holds the claim; the lease bounds it.",
+    ),
+    "a delayed claim after another token had the record": Open(
+        Run(RedisOnly, TWO, _faults(stray=1, transient=2)),
+        "PHANTOM",
+        "Only the last token that was given back is known to be over; the lease bounds it.",
+    ),
+    "a provider that recognises nothing, and a pause before the call": Open(
+        Run(Intent, WITH_JOB, _faults(pause=1), deduplicates=False),
+        "SECOND-CHARGE",
+        "A process can stand still between the last look at its lease and the call. Such providers go to a human "
+        "(`Provider.none()`).",
+    ),
+    "a saga's step that lands after the undo": Open(
+        Run(Saga, WITH_JOB, _faults(pause=1, refusal=1), deduplicates=False),
+        "FORWARD-AFTER-UNDO",
+        "A process stands still in a step for longer than its lease. Compensation starts `settle_after` after the last "
+        "lost lease.",
+    ),
+    "a granted claim that is rolled back, before it is given back": Open(
+        Run(Transaction, OTHER_BODY, _faults(mark=1, transient=1, redis_away=1)),
+        "WRONG-REFUSAL",
+        "On `transaction` a mark in Redis outlives the row that it stands for: until the claim is given back. "
+        "Meanwhile another request may hold the row, if it came past Redis or before a flush. Its own copies are told "
+        "404 or 422.",
+    ),
+    "a granted claim whose process died": Open(
+        Run(Transaction, OTHER_BODY, _faults(mark=1, crash=1, redis_away=1)),
+        "WRONG-REFUSAL",
+        "The same, until lease and skew are over: the row went with the process, the mark in Redis did not.",
+    ),
 }
