@@ -48,6 +48,7 @@ from flask_idempotent import (
     current_idempotency,
     idempotent,
 )
+from flask_idempotent.errors import LeaseLost
 from flask_idempotent.testing import FaultyStore
 from tests.provider import ProviderClient
 
@@ -61,6 +62,10 @@ KINDS = tuple(PATHS)
 #: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, before the answer
 #: goes out (it is kept by then), and around the reconciler's look-up.
 VIEW_POINTS = ("effect", "local", "answer", "look_up")
+#: What a worker notes whose view stops it.
+STOPPED = "view.stopped now"
+#: What one notes that was too slow to keep its lease.
+LOST = "view.lost its lease"
 #: Seconds that a worker may take to serve, or to end.
 WAIT_S = 20.0
 
@@ -82,9 +87,9 @@ class Faults:
         self._counting = threading.Lock()
 
     def does(self, what: str) -> bool:
-        """What the view does besides, one or a list: ``"waits"``, ``"gives back"``, ``"fails early"`` before the
-        effect; ``"commits"`` (ends the transaction around it), ``"fails"``, ``"waits after"`` behind it; the reconciler
-        ``"is unsure"``. It waits for as long as a lease."""
+        """What the view does besides, one or a list: ``"waits"``, ``"stops"`` (its whole process, until it is resumed),
+        ``"gives back"``, ``"fails early"`` before the effect; ``"commits"`` (ends the transaction around it),
+        ``"fails"``, ``"waits after"`` behind it; the reconciler ``"is unsure"``. It waits for as long as a lease."""
         said = self.fault.get("does", ())
         return what in ([said] if isinstance(said, str) else said)
 
@@ -160,6 +165,9 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     def begin() -> dict[str, Any]:
         if faults.does("waits"):
             time.sleep(lease_s)
+        if faults.does("stops"):
+            faults.note("view", "stopped", "now")
+            os.kill(os.getpid(), signal.SIGSTOP)
         if faults.does("gives back"):
             raise NothingHappened(make_response({"code": "nothing happened"}, 503))
         if faults.does("fails early"):
@@ -210,6 +218,13 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     @app.post(PATHS["intent"])
     @idempotent(durable="intent", provider=BANK)
     def take_charge() -> Any:
+        try:
+            return charge()
+        except LeaseLost:
+            faults.note("view", "lost", "its lease")
+            raise
+
+    def charge() -> Any:
         current_idempotency.remember(name=request.get_json()["name"])
         asked = begin()
         key = current_idempotency.provider_key()
@@ -234,7 +249,8 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
 
     @app.after_request
     def goes_out(response: Any) -> Any:
-        faults.pass_by("answer", "before")
+        if response.status_code == 201:
+            faults.pass_by("answer", "before")
         return response
 
     faults.install(app)
@@ -305,6 +321,7 @@ class Worker:
         self.url = ""
         self._nursery = nursery
         self._number = number
+        self._since = os.fstat(nursery._notes.fileno()).st_size
         self._status: int | None = None
 
     def ended(self) -> int | None:
@@ -322,7 +339,7 @@ class Worker:
 
     def met(self) -> str | None:
         """Where its fault was met, as ``redis.claim after``; written before it acted."""
-        return next((text for pid, text in self._nursery.notes() if pid == self.pid), None)
+        return next((text for text in self._notes() if text not in (STOPPED, LOST)), None)
 
     def wait_met(self, seconds: float = WAIT_S) -> str:
         """The same, once it got there."""
@@ -331,6 +348,17 @@ class Worker:
             assert time.monotonic() < deadline, f"worker {self.pid} never met its fault"
             time.sleep(0.005)
         return found
+
+    def has_stopped(self) -> bool:
+        """Whether its view stopped it."""
+        return STOPPED in self._notes()
+
+    def has_lost(self) -> bool:
+        """Whether its view was told that the lease is over."""
+        return LOST in self._notes()
+
+    def _notes(self) -> list[str]:
+        return [text for pid, text in self._nursery.notes(self._since) if pid == self.pid]
 
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
@@ -425,9 +453,12 @@ class Nursery:
             raise AssertionError(f"a worker ended with {worker.ended()}:\n{self.log}")
         return worker
 
-    def notes(self) -> list[tuple[int, str]]:
-        """Which process met its fault, and where: ``(1234, "redis.claim after")``."""
-        text = os.pread(self._notes.fileno(), os.fstat(self._notes.fileno()).st_size, 0).decode()
+    def notes(self, since: int = 0) -> list[tuple[int, str]]:
+        """Which process met its fault, and where: ``(1234, "redis.claim after")``.
+
+        :param since: a size that the file had: a system may give a number again that a process had before.
+        """
+        text = os.pread(self._notes.fileno(), os.fstat(self._notes.fileno()).st_size, since).decode()
         found = []
         for line in text.splitlines():
             pid, _, where = line.partition(" ")

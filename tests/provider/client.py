@@ -70,6 +70,13 @@ class ProviderClient:
     def advance(self, seconds: float) -> None:
         self.control(advance=seconds)
 
+    def done_for(self, reference: str, operation: str = "charges") -> list[dict[str, Any]]:
+        """What was done with a reference, as far as the search shows it."""
+        found: list[dict[str, Any]] = self._send(
+            "GET", f"/{operation}?{urllib.parse.urlencode({'reference': reference})}"
+        )
+        return found
+
     def entries(self) -> list[dict[str, Any]]:
         """Everything that was done."""
         entries: list[dict[str, Any]] = self._send("GET", "/ledger")["entries"]
