@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +54,14 @@ class Copy:
 @dataclass(frozen=True)
 class Books:
     """``effects``: by kind of route and name. ``rows``, ``copies``: by the key's digest. ``payments``: the local rows
-    of charges. ``endless``: keys in Redis that never go."""
+    of charges. ``repeated``: keys that the provider got again when it had done what they were for, and those that came
+    with something else. ``endless``: keys in Redis that never go."""
 
     effects: Mapping[tuple[str, str], Sequence[Effect]] = field(default_factory=dict)
     rows: Mapping[str, Row] = field(default_factory=dict)
     copies: Mapping[str, Copy] = field(default_factory=dict)
     payments: Sequence[str] = ()
+    repeated: Collection[str] = ()
     endless: Sequence[str] = ()
 
     def of(self, trial: Trial) -> list[Effect]:
@@ -92,8 +94,9 @@ def read_books(site: Site) -> Books:
             row.key_digest: Row(row.status, row.attempt, row.reason, row.settle_tries, bodies.get(row.key_digest))
             for row in connection.execute(sa.text("SELECT * FROM idempotency_keys"))
         }
+    repeated = {str(call["key"]) for call in site.provider.calls() if call["outcome"] in ("repeated", "key reused")}
     copies, endless = _read_redis(site)
-    return Books(dict(effects), rows, copies, payments, endless)
+    return Books(dict(effects), rows, copies, payments, repeated, endless)
 
 
 def _read_redis(site: Site) -> tuple[dict[str, Copy], list[str]]:

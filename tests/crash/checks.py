@@ -14,6 +14,8 @@ __all__ = ["Finding", "Verdict", "check", "strays"]
 
 #: Problems that a client may meet on its way to an answer.
 PASSING = frozenset({"in-progress", "lease-lost", "indeterminate", "store-unavailable"})
+#: Events after which a call to the provider can arrive late, when a look-up has found nothing.
+DELAYING = frozenset({"pause", "provider waits", "stall"})
 #: Events in which one call can fail for good: it is tried twice.
 AWAY = frozenset({"silence redis", "cut redis"})
 
@@ -112,8 +114,9 @@ class _Case:
                 yield f"party {each.party} was told of an effect that is not there: {each}"
         for number, party in enumerate(self.trial.parties):
             mine = [each for each in self.sent if each.party == number]
-            persists = None in party.patience or any(each.client == CHECK for each in mine)
-            if persists and not any(each.told or each.refused for each in mine):
+            patient = any(client.tries is None for client in party.clients)
+            asked_last = any(each.client == CHECK for each in mine)
+            if (patient or asked_last) and not any(each.told or each.refused for each in mine):
                 yield f"party {number} never came to an end"
         owners = {each.body: each.party for each in self.told}
         for each in self.told:
@@ -175,6 +178,8 @@ class _Case:
             for effect in self.effects:
                 if effect.id not in self.books.payments:
                     yield f"{effect.id} has no local row"
+                if effect.key in self.books.repeated and not any(mark.kind in DELAYING for mark in self.marks):
+                    yield f"{effect.id} was sent again when it was done"
 
     def kept(self) -> Iterator[str]:
         """Redis says what was told last, for the routes that have nothing else."""

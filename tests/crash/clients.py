@@ -70,10 +70,10 @@ class Clients:
         for number, party in enumerate(trial.parties):
             if party.late is not late:
                 continue
-            for client, patience in enumerate(party.patience):
-                begins = self._began if late else self._began + trial.begins
+            for index, client in enumerate(party.clients):
+                begins = time.monotonic() if late else self._began + trial.begins + client.waits
                 with self._lock:
-                    self._futures.append(self._pool.submit(self._persist, trial, number, client, patience, begins))
+                    self._futures.append(self._pool.submit(self._persist, trial, number, index, client.tries, begins))
 
     def _check(self, trial: Trial) -> None:
         if trial.kind != "redis" or not self._history.is_forgotten(trial.number):
@@ -89,7 +89,7 @@ class Clients:
         if waiting is not None:
             self._send_off(waiting, late=True)
 
-    def _persist(self, trial: Trial, number: int, client: int, patience: int | None, begins: float) -> None:
+    def _persist(self, trial: Trial, number: int, client: int, tries: int | None, begins: float) -> None:
         """One client, from its first request to its last."""
         draw = random.Random(f"{trial.key}/{number}/{client}")
         if self._over.wait(max(begins - time.monotonic(), 0)):
@@ -100,7 +100,7 @@ class Clients:
             sent += 1
             if answer.told and number == 0:
                 self._tell(trial)
-            if answer.ends or sent == patience:
+            if answer.ends or sent == tries:
                 return
             if answer.retry_after is not None:
                 pause_s = min(answer.retry_after * SHARE, LONGEST_WAIT_S)

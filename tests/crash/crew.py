@@ -127,14 +127,11 @@ class Crew:
             self._members[slot] = self._born(slot)
 
     def _note_fault(self, member: Member) -> bool:
-        """Whether the worker came as far as to its fault."""
-        fault = member.fault
-        if fault is None:
-            return False
+        """What the worker did besides, and whether it came as far as to its fault."""
+        fault = member.fault or {}
         if "does" in fault:
             self.history.mark("habit", worker=member.name, detail=fault["does"])
-            return False
-        met = member.worker.met()
+        met = member.worker.met() if "layer" in fault else None
         if met is not None:
             self.history.mark("fault", worker=member.name, detail=f"{met} {fault.get('action', 'kill')}")
         return met is not None

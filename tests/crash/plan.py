@@ -9,7 +9,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SQL_EVENTS", "WEIGHTS", "Batch", "Event", "Party", "Timing", "Trial", "draw_batch", "draw_fault"]
+__all__ = [
+    "SQL_EVENTS",
+    "WEIGHTS",
+    "Batch",
+    "Client",
+    "Event",
+    "Party",
+    "Timing",
+    "Trial",
+    "draw_batch",
+    "draw_fault",
+]
 
 
 @dataclass(frozen=True)
@@ -31,19 +42,26 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Client:
+    """It begins so many seconds after the others, and gives up after so many requests, or never."""
+
+    waits: float = 0.0
+    tries: int | None = None
+
+
+@dataclass(frozen=True)
 class Party:
-    """Clients with one user and one body.
+    """Some clients with one user and one body.
 
     :param name: what their effect is called.
     :param pad: bytes that make the answer longer.
-    :param patience: for each client, after how many requests it gives up; ``None`` for never.
     :param late: they begin when the owner was told the result.
     """
 
     user: str
     name: str
     pad: int
-    patience: tuple[int | None, ...]
+    clients: tuple[Client, ...]
     late: bool = False
 
     @property
@@ -112,8 +130,16 @@ CALLS: Mapping[str, Sequence[str]] = {
 }
 #: Those of them that come soon.
 OFTEN = frozenset({"claim", "complete", "note", "first_use", "effect", "local", "answer"})
-#: What a worker's view does besides, in every request.
-HABITS = ("gives back", "fails", "waits", "waits after", "renews", "is unsure")
+#: What a worker's view does besides, in every request, and how often. It waits for as long as a lease.
+HABITS: Mapping[str, int] = {
+    "": 40,
+    "waits": 20,
+    "waits after": 20,
+    "renews": 5,
+    "gives back": 5,
+    "fails": 5,
+    "is unsure": 5,
+}
 
 
 def draw_batch(
@@ -145,11 +171,17 @@ def draw_batch(
 def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], timing: Timing) -> dict[str, Any] | None:
     """The fault that the worker of this number is born with; some have none."""
     draw = random.Random(f"{seed}/worker {slot}.{generation}")
-    fate = draw.random()
-    if fate < 0.2:
-        return None
-    if fate < 0.3:
-        return {"does": draw.choice(HABITS)}
+    fault: dict[str, Any] = {}
+    habit = draw.choices(tuple(HABITS), tuple(HABITS.values()))[0]
+    if habit:
+        fault["does"] = habit
+    if draw.random() < 0.6:
+        fault |= _point(draw, kinds, timing)
+    return fault or None
+
+
+def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[str, Any]:
+    """One call at which a worker dies, fails or takes its time."""
     layer = draw.choice([layer for layer in CALLS if layer in ("redis", "view") or layer in kinds])
     at, when = draw.choice(CALLS[layer]), draw.choice(("before", "after"))
     action = draw.choices(("kill", "raise", "delay"), (6, 2, 2))[0]
@@ -170,20 +202,23 @@ def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], ti
 def _trial(draw: random.Random, number: int, kind: str, timing: Timing) -> Trial:
     name, key = f"t{number}", str(uuid.UUID(int=draw.getrandbits(128), version=4))
     pad = draw.choice((0, 0, 0, 0, 0, 0, 0, 0, 500, 70_000))
-    parties = [Party("ann", name, pad, _patience(draw, draw.choice((1, 2, 2, 3, 4))))]
+    parties = [Party("ann", name, pad, _clients(draw, draw.choice((1, 2, 2, 3, 4)), timing))]
     fate = draw.random()
     if fate < 0.15:
-        parties.append(Party("ann", f"{name}-other", 0, _patience(draw, draw.choice((1, 1, 2))), late=True))
+        parties.append(Party("ann", f"{name}-other", 0, _clients(draw, draw.choice((1, 1, 2)), timing), late=True))
     elif fate < 0.3:
-        parties.append(Party("bob", name, pad, _patience(draw, draw.choice((1, 1, 2))), late=True))
-    elif fate < 0.45:
+        parties.append(Party("bob", name, pad, _clients(draw, draw.choice((1, 1, 2)), timing), late=True))
+    elif fate < 0.5:
         user = draw.choice(("ann", "bob"))
-        parties.append(Party(user, f"{name}-rival", 0, _patience(draw, draw.choice((1, 2)))))
+        parties.append(Party(user, f"{name}-rival", 0, _clients(draw, draw.choice((1, 2)), timing)))
     return Trial(number, kind, key, draw.uniform(0, timing.window * 0.9), tuple(parties))
 
 
-def _patience(draw: random.Random, clients: int) -> tuple[int | None, ...]:
-    return tuple(draw.choice((None, None, None, draw.randint(1, 3))) for _ in range(clients))
+def _clients(draw: random.Random, number: int, timing: Timing) -> tuple[Client, ...]:
+    return tuple(
+        Client(draw.choice((0.0, draw.uniform(0, timing.lapse))), draw.choice((None, None, None, draw.randint(1, 3))))
+        for _ in range(number)
+    )
 
 
 def _events(draw: random.Random, kinds: Sequence[str], timing: Timing, slots: int, pause_s: float) -> Iterator[Event]:

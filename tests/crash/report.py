@@ -106,7 +106,7 @@ def timeline(
     lines += [f"    {finding.what}" for finding in findings]
     for number, party in enumerate(trial.parties):
         late = ", after the owner's result" if party.late else ""
-        lines.append(f"    party {number}: {party.user}, {party.body}, {len(party.patience)} clients{late}")
+        lines.append(f"    party {number}: {party.user}, {party.body}, {len(party.clients)} clients{late}")
     moments: list[tuple[float, str]] = []
     for each in sent:
         who = "check" if each.client == CHECK else f"client {each.client}"

@@ -16,7 +16,7 @@ from tests.harness import wait_until
 from .books import Books, Copy, Effect, Row, digest_of
 from .checks import check, strays
 from .history import CHECK, Mark, Sent
-from .plan import SQL_EVENTS, WEIGHTS, Party, Timing, Trial, draw_batch, draw_fault
+from .plan import SQL_EVENTS, WEIGHTS, Client, Party, Timing, Trial, draw_batch, draw_fault
 from .report import Report, merged, show
 from .site import DATABASES
 from .trials import ROOT, Options, run, run_beside
@@ -84,7 +84,7 @@ def calm(trials: int, **options: object) -> Options:
 
 # -- each check by itself ----------------------------------------------------------------------------------------------
 
-OWNER = Party("ann", "t1", 0, (None, None))
+OWNER = Party("ann", "t1", 0, (Client(), Client()))
 BODY = b'{"name": "t1", "entry": "tr_1", "charge": "ch_1"}'
 
 
@@ -99,11 +99,12 @@ class Story:
     row: Row | None = field(default_factory=lambda: Row("succeeded", 1, "", 0, BODY))
     copy: Copy | None = field(default_factory=lambda: Copy("succeeded", True, BODY, "full"))
     payments: list[str] = field(default_factory=lambda: ["ch_1"])
+    repeated: tuple[str, ...] = ()
     parties: tuple[Party, ...] = (OWNER,)
 
     def __post_init__(self) -> None:
         self.sent = [told(1.0), told(2.0, client=1, replayed=True), told(9.0, client=CHECK, replayed=True)]
-        self.effects = [Effect({"redis": "tr_1", "intent": "ch_1"}.get(self.kind, "1"), "t1", 1.1)]
+        self.effects = [Effect({"redis": "tr_1", "intent": "ch_1"}.get(self.kind, "1"), "t1", 1.1, "provider's key")]
 
     def findings(self) -> list[str]:
         return [finding.what for finding in self.judge().findings]
@@ -116,6 +117,7 @@ class Story:
             {digest: self.row} if self.row is not None else {},
             {digest: self.copy} if self.copy is not None else {},
             self.payments,
+            self.repeated,
         )
         return check(trial, self.sent, self.marks, books, SOON)
 
@@ -133,8 +135,8 @@ def with_stranger(story: Story, stranger: Party, answer: Sent) -> None:
     story.sent.append(answer)
 
 
-BOB = Party("bob", "t1", 0, (None,), late=True)
-OTHER = Party("ann", "t1-other", 0, (None,), late=True)
+BOB = Party("bob", "t1", 0, (Client(),), late=True)
+OTHER = Party("ann", "t1-other", 0, (Client(),), late=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,6 +235,7 @@ def test_a_lie_is_found(kind, lie):
         ("transaction", {"row": Row("succeeded", 1, "", 0, b"{}")}, "the row has another answer"),
         ("intent", {"copy": Copy("succeeded", True, b"{}", "full")}, "Redis has another answer"),
         ("intent", {"payments": []}, "ch_1 has no local row"),
+        ("intent", {"repeated": ("provider's key",)}, "ch_1 was sent again when it was done"),
         ("redis", {"copy": None}, "Redis has nothing"),
         ("redis", {"copy": Copy("in_progress", False, b"", "")}, "Redis has in_progress"),
         ("redis", {"copy": Copy("succeeded", True, b"{}", "full")}, "an answer that nobody was told"),
@@ -285,7 +288,12 @@ def test_excuses_of_redis_alone(mark, broken, excuse):
 def test_strays():
     """What belongs to no key."""
     books = Books(
-        {("intent", "t7"): [Effect("ch_7", "t7")]}, {"d": Row("succeeded", 1, "", 0, b"")}, {}, ["ch_8"], ["endless"]
+        {("intent", "t7"): [Effect("ch_7", "t7")]},
+        {"d": Row("succeeded", 1, "", 0, b"")},
+        {},
+        ["ch_8"],
+        (),
+        ["endless"],
     )
     found = strays([], books)
     assert len(found) == 4
