@@ -2,6 +2,7 @@
 
 from .base import Protocol
 from .redis_scripts import RedisScripts
+from .transaction import Transaction
 from .vocabulary import (
     COMMIT,
     COMPENSATING,
@@ -37,6 +38,8 @@ def environment(protocol: Protocol, system: System) -> Steps:
     yield from _redis_forgets(protocol, system)
     yield from _lives_end(protocol, system)
     for number, actor in enumerate(system.actors):
+        if actor.commit_in_flight and isinstance(protocol, Transaction):
+            yield protocol.late_commit(system, number, actor)
         if actor.stray_claim and isinstance(protocol, RedisScripts):
             after, verdict, violation = protocol.redis_claim(system, number, actor)
             if after.redis != system.redis and actor.at in OVER:

@@ -315,7 +315,12 @@ class Intent(Durable):
         if row is not None and row.attempt == actor.attempt:
             late = [INDETERMINATE] * self.on("late_ind") + [RELEASED] * self.on("late_rel")
         ours = row is not None and row.token == number and row.state == SUCCEEDED
-        if row is not None and ours and self.on("complete_own"):
+        if row is not None and ours and row.answer == UNREADABLE:
+            yield Step(
+                f"{me}: SQL: was completed, and can't be read",
+                self.move(system, number, at=GIVE_BACK, told=("unavailable",)),
+            )
+        elif row is not None and ours and self.on("complete_own"):
             answer = row.answer if self.on("stored_bytes") else actor.answer
             yield Step(
                 f"{me}: SQL: was completed already", self.move(system, number, at=COPY, told=("own",), answer=answer)

@@ -203,6 +203,12 @@ OPEN: dict[str, Open] = {
         "A process stands still in a step for longer than its lease. Compensation starts `settle_after` after the last "
         "lost lease.",
     ),
+    "a COMMIT that is applied behind the read-back": Open(
+        Run(Transaction, requests(A), _faults(slow_commit=1)),
+        "FALSE-503",
+        "On `transaction` the connection breaks while the server is still at the COMMIT. The read-back sees no row, "
+        "and the client is told that nothing was carried out. A retry finds the answer.",
+    ),
     "a granted claim that is rolled back, before it is given back": Open(
         Run(Transaction, OTHER_BODY, _faults(mark=1, transient=1, redis_away=1)),
         "WRONG-REFUSAL",

@@ -8,7 +8,10 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from flask_idempotent.records import Verdict
+from flask_idempotent.stores.base import NotCommitted
 from flask_idempotent.stores.models import Tables
+from flask_idempotent.stores.transaction import shared
 from tests import servers
 
 from .bench import Bench, empty, open_engine
@@ -87,3 +90,38 @@ def test_the_scenario_fails_without_the_rule(
 def test_an_edit_that_finds_nothing_is_an_error() -> None:
     with pytest.raises(AssertionError, match="0 times in the script"):
         edited(Bench, "close", [Edit(Bench, "close", "not there", "")])
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_commit_can_be_applied_behind_the_read_back(
+    bench_of: Callable[[], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the model calls open is so in the stores: the connection breaks while the server is at the COMMIT. A plain
+    read sees nothing yet, and that is taken for "nothing was committed"."""
+    bench = bench_of()
+    claim = bench.shared("t1")
+    bench.verdict(bench.transaction, claim)
+    transaction, connection = shared(claim), bench.connection(claim)
+
+    def breaks() -> None:
+        raise sa.exc.OperationalError("COMMIT", {}, Exception("timed out"))
+
+    monkeypatch.setattr(transaction, "commit", breaks)
+    monkeypatch.setattr(transaction, "discard", lambda: None)  # the client's end is gone, the server's is at it
+    with pytest.raises(NotCommitted) as caught:
+        bench.answered(bench.transaction, claim)
+    connection.commit()
+    assert (caught.value.absent, bench.row().status) == (True, "succeeded")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_mark_outlives_a_row_that_was_rolled_back(bench_of: Callable[[], Bench]) -> None:
+    """What the model calls open is so in the stores: a granted claim died and took its row along, its mark in Redis
+    stays for the rest of its lease. Whoever holds the row now, having come past Redis, has copies that are refused."""
+    bench = bench_of()
+    dead = bench.shared("t1", "B")
+    assert bench.verdict(bench.durable, dead) is Verdict.CLAIMED
+    bench.durable.renew([dead])
+    shared(dead).discard()
+    assert bench.verdict(bench.transaction, bench.shared("t2")) is Verdict.CLAIMED
+    assert bench.verdict(bench.durable, bench.shared("t3")) is Verdict.MISMATCH

@@ -75,7 +75,7 @@ class Transaction(Durable):
     def _claim(self, system: System, number: int, actor: Actor, me: str) -> Steps:
         row = system.row
         others = (other for n, other in enumerate(system.actors) if n != number)
-        if self.on("insert_in_tx") and any(other.at == COMMIT for other in others):
+        if self.on("insert_in_tx") and any(other.at == COMMIT or other.commit_in_flight for other in others):
             says = "in progress"
         else:
             says = "take" if row is None else self.row_says(row, number, actor)
@@ -114,12 +114,26 @@ class Transaction(Durable):
             if self.allows(system, "lost reply"):
                 lost = self.move(self.after(both, "lost reply"), number, at=COMMIT_BROKE)
                 yield Step(f"{me}: COMMIT applied, its reply is lost", lost, violation)
+            if self.allows(system, "slow commit"):
+                sent = self.move(self.after(system, "slow commit"), number, at=COMMIT_BROKE, commit_in_flight=True)
+                yield Step(f"{me}: COMMIT is sent, the connection breaks while the server is at it", sent)
             if self.allows(system, "commit fails"):
                 failed = self.move(self.after(system, "commit fails"), number, at=COMMIT_BROKE)
                 yield Step(f"{me}: COMMIT fails, nothing applied", failed)
         if self.allows(system, "transient"):
             back = self.move(self.after(system, "transient"), number, at=GIVE_BACK, told=("503",))
             yield Step(f"{me}: the view fails for now, all rolled back", back)
+
+    def late_commit(self, system: System, number: int, actor: Actor) -> Step:
+        """The server ends what was sent on a connection that broke."""
+        done = self.change_world(system, effects=system.world.effects + 1)
+        kept = self.move(done._replace(row=self._kept(system, number, actor)), number, commit_in_flight=False)
+        told = actor.told is not None and actor.told[0] == "503"
+        return Step(
+            f"p{number}'s COMMIT is applied after all",
+            kept,
+            "FALSE-503: told that nothing was committed, yet it is" if told else None,
+        )
 
     def _read_back(self, system: System, number: int, actor: Actor, me: str) -> Steps:
         row = system.row

@@ -99,6 +99,8 @@ class Actor(NamedTuple):
     past_deadline: bool = False
     #: A copy of its claim is still on its way.
     stray_claim: bool = False
+    #: Its COMMIT was sent on a connection that broke, and the server is still at it.
+    commit_in_flight: bool = False
 
 
 class World(NamedTuple):
