@@ -14,10 +14,12 @@ from flask import Flask
 
 from ..engine import Engine
 from ..errors import ConfigurationError, StoreUnavailable
+from ..records import Claim
 from ..stores.base import NotCommitted
 from ..stores.durable import DurableStore
 from ..stores.intent import IntentStore
 from ..stores.sql import SqlStore
+from ..stores.transaction import shared
 from ..web.views import EXTENSION
 
 __all__ = ["FaultyStore"]
@@ -123,19 +125,28 @@ class FaultyStore:
                 self._calls += 1
                 now = self._calls == self._n
             if now and self._when == "before":
-                self._act()
+                self._act(*arguments)
             result = method(*arguments, **keywords)
             if now and self._when == "after":
-                self._act()
+                self._act(*arguments)
             return result
 
         return call
 
-    def _act(self) -> None:
+    def _act(self, *arguments: Any) -> None:
         if self._action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._action == "raise":
+            _break_off(self._store, arguments)
             commits = self._at == "complete" and isinstance(self._store, (SqlStore, IntentStore))
             kind = NotCommitted if commits else StoreUnavailable
             raise kind(f"the store failed {self._when} {self._at}(), as it was told to")
         time.sleep(self._seconds)
+
+
+def _break_off(store: object, arguments: tuple[Any, ...]) -> None:
+    """A database that can't be reached has taken back the transaction that was open."""
+    claim = getattr(arguments[0], "claim", arguments[0]) if arguments else None
+    if isinstance(store, SqlStore) and isinstance(claim, Claim) and shared(claim).is_open:
+        shared(claim).part()
+        shared(claim).discard()
