@@ -128,10 +128,10 @@ class Faults:
 class _NotedStore(FaultyStore):
     """Says where it fails before it does."""
 
-    def _act(self) -> None:
+    def _act(self, *arguments: Any) -> None:
         faults: Faults = self.faults
         faults.note(faults.fault["layer"], self._at, self._when)
-        super()._act()
+        super()._act(*arguments)
 
 
 def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
