@@ -1,0 +1,121 @@
+"""7.1: every point at which a process can die has a stated recovery, and a cell that kills it there."""
+
+import dataclasses
+
+import pytest
+
+import flask_idempotent
+
+from .conftest import Ward
+from .matrix import CELLS, DATABASES, RUNS, SAGA_CELLS, STORES, WITHOUT, Cell, Result, missing, plan, points, table
+from .worker import PATHS, VIEW_POINTS
+
+#: The rows of the matrix in the docs, and the cells that they stand for: kind -> points.
+ROWS: dict[str, dict[str, str]] = {
+    "after the claim in Redis": dict.fromkeys(PATHS, "redis.claim after"),
+    "after the claim in the database": {
+        "transaction": "transaction.claim after",
+        "intent": "intent.claim after",
+    },
+    "in the view, before the effect": dict.fromkeys(PATHS, "view.effect before"),
+    "after the effect": dict.fromkeys(PATHS, "view.effect after"),
+    "before the answer is kept": {
+        "redis": "redis.complete before",
+        "transaction": "transaction.complete before",
+        "intent": "intent.complete before",
+    },
+    "after the commit, before the copy in Redis": {
+        "transaction": "transaction.complete after",
+        "intent": "intent.complete after",
+    },
+    "after the copy, before the answer goes out": dict.fromkeys(PATHS, "view.answer before"),
+    "in the reconciler": {"intent": "view.look_up before"},
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("cell", "database"), [pytest.param(cell, database, id=f"{database}-{cell.id}") for cell, database in plan()]
+)
+def test_cell(cell: Cell, database: str, ward: Ward) -> None:
+    result = ward.result(cell, database)
+    if result.error is not None:
+        raise result.error
+    assert result.met == {cell.point}
+    assert result.pids
+
+
+@pytest.mark.timeout(400)
+def test_every_cell_ran(request: pytest.FixtureRequest, ward: Ward) -> None:
+    """Where nothing was deselected, nothing is missing."""
+    asked = [item for item in request.session.items if getattr(item, "originalname", "") == "test_cell"]
+    if len(asked) < len(plan()):
+        pytest.skip("some cells were deselected")
+    if ward.away:
+        pytest.skip(", ".join(ward.away.values()))
+    assert missing(ward.results) == []
+
+
+@pytest.mark.timeout(400)
+def test_a_wrong_expectation_is_seen(ward: Ward) -> None:
+    """One more effect than there is; an outcome that doesn't come; another point than the one it died at."""
+    (cell,) = [cell for cell in CELLS if cell.id == "redis-redis.complete-after"]
+    for wrong in (
+        {"effects": 2},
+        {"outcome": RUNS},
+        {"left": ("in_progress", None, 1)},
+        {"left": ("succeeded", None, 2)},
+        {"attempt": 2},
+    ):
+        result = ward.hospital.start(dataclasses.replace(cell, **wrong), WITHOUT).result(100)
+        assert isinstance(result.error, AssertionError), wrong
+        assert str(result) == "FAILED"
+
+
+def test_every_store_call_has_its_cells() -> None:
+    """Before and after each public method of each store, on each kind of route. A new one needs cells of its own."""
+    killed = {
+        (cell.kind, cell.layer, cell.at, cell.when) for cell in CELLS if cell.action == "kill" and cell.layer in STORES
+    }
+    assert killed == points()
+
+
+def test_every_point_in_a_view_has_its_cells() -> None:
+    for kind in PATHS:
+        found = {(cell.at, cell.when) for cell in CELLS if cell.kind == kind and cell.layer == "view"}
+        assert found >= {("effect", "before"), ("effect", "after"), ("answer", "before")}
+    every = {cell.at for cell in CELLS if cell.layer == "view"}
+    assert every == set(VIEW_POINTS)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_rows_of_the_docs(row: str) -> None:
+    for kind, point in ROWS[row].items():
+        assert [cell for cell in CELLS if cell.kind == kind and cell.point == point and cell.action == "kill"]
+
+
+def test_the_store_away_at_completion() -> None:
+    """It fails once, before and after the work; and its server is really gone."""
+    for kind in PATHS:
+        assert {cell.when for cell in CELLS if cell.kind == kind and cell.point.startswith(f"{kind}.complete")
+                and cell.action == "raise"} == {"before", "after"}  # fmt: skip
+        assert [cell for cell in CELLS if cell.kind == kind and cell.action == "away"]
+
+
+def test_sagas_have_cells_as_soon_as_there_are_sagas() -> None:
+    assert bool(SAGA_CELLS) == hasattr(flask_idempotent, "Saga")
+
+
+def test_cells_have_names_of_their_own() -> None:
+    assert len({cell.id for cell in CELLS}) == len(CELLS)
+
+
+def test_what_did_not_run_is_told() -> None:
+    cell = next(cell for cell in CELLS if cell.kind == "intent")
+    ran = Result(cell, "mariadb", pids=[7], ledger=["0→1"], met={cell.point})
+    absent = missing([ran])
+    assert len(absent) == len(plan()) - 1
+    assert f"{cell.id} on mariadb" not in absent
+    (line,) = [line for line in table([ran]).splitlines() if line.startswith(cell.point)]
+    assert line.count("NOT RUN") == len(DATABASES) - 1
+    assert "7 ledger 0→1" in line
