@@ -98,9 +98,9 @@ class Chaos:
         detail = ""
         undo: Undo | None = None
         if what == "cut":
-            match = self._site.commit if server == "sql" and event.commit else b""
-            wire.cut_reply(event.times, match)
-            detail = f"{event.times} replies" + (" to COMMIT" if match else "")
+            match = event.match if server == "sql" else ""
+            wire.cut_reply(event.times, self._site.on_the_wire(match))
+            detail = f"{event.times} replies {match}".strip()
         elif what == "break":
             wire.break_connections()
         elif what == "silence":
@@ -109,6 +109,9 @@ class Chaos:
         elif what == "delay":
             wire.delay(0.05)
             undo = event.seconds, lambda: wire.delay(0)
+        elif what == "fill":
+            self._site.redis.config_set("maxmemory", 1)
+            undo = event.seconds, self._site.make_room
         elif what == "drop":
             self._site.drop_connections()
         elif what == "restart":

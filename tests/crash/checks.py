@@ -15,7 +15,7 @@ __all__ = ["Finding", "Verdict", "check", "strays"]
 #: Problems that a client may meet on its way to an answer.
 PASSING = frozenset({"in-progress", "lease-lost", "indeterminate", "store-unavailable"})
 #: Events after which a call to the provider can arrive late, when a look-up has found nothing.
-DELAYING = frozenset({"pause", "provider waits", "stall"})
+DELAYING = frozenset({"provider waits", "stall"})
 #: Events in which one call can fail for good: it is tried twice.
 AWAY = frozenset({"silence redis", "cut redis"})
 
@@ -178,8 +178,20 @@ class _Case:
             for effect in self.effects:
                 if effect.id not in self.books.payments:
                     yield f"{effect.id} has no local row"
-                if effect.key in self.books.repeated and not any(mark.kind in DELAYING for mark in self.marks):
+                if effect.key in self.books.repeated and not self._may_be_late():
                     yield f"{effect.id} was sent again when it was done"
+
+    def _may_be_late(self) -> bool:
+        """Whether a call to the provider may have arrived when a look-up had found nothing."""
+        known = min((each.until for each in self.told), default=self.ended)
+        if any(mark.kind in DELAYING and mark.at <= known for mark in self.marks):
+            return True
+        mine = [each for each in self.sent if each.at <= known]
+        return any(self._paused(each) for each in mine)
+
+    def _paused(self, each: Sent) -> bool:
+        marks = self.by_worker.get(each.worker, ())
+        return any(mark.kind == "pause" and mark.meets(each.at, each.until) for mark in marks)
 
     def kept(self) -> Iterator[str]:
         """Redis says what was told last, for the routes that have nothing else."""
@@ -222,10 +234,10 @@ class _Case:
             killed = mark.kind in ("kill", "relief", "died") or mark.detail.endswith(" kill")
             if killed and each.error:
                 return "its process died"
-            if mark.kind == "pause" and mark.meets(each.at, each.until):
-                return "its process paused"
             if mark.kind == "fault" and mark.detail.startswith("redis.") and not killed:
                 return "its call to Redis failed"
+        if self._paused(each):
+            return "its process paused"
         if each.status == 500:
             return "the view failed"
         if "timed out" in each.error:

@@ -82,7 +82,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that is done to a server or a worker, ``at`` seconds after the batch began."""
+    """Something that is done to a server or a worker, ``at`` seconds after the batch began.
+
+    :param match: which of the database's replies: those to a ``"commit"``, those to what keeps an ``"answer"``, or all.
+    """
 
     at: float
     kind: str
@@ -90,7 +93,7 @@ class Event:
     seconds: float = 0.0
     times: int = 1
     when: str = "before"
-    commit: bool = False
+    match: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ WEIGHTS: Mapping[str, int] = {
     "break redis": 4,
     "silence redis": 3,
     "delay redis": 3,
-    "cut sql": 12,
+    "fill redis": 3,
+    "cut sql": 16,
     "break sql": 4,
     "silence sql": 2,
     "drop sql": 4,
@@ -140,6 +144,9 @@ HABITS: Mapping[str, int] = {
     "fails": 5,
     "is unsure": 5,
 }
+
+#: How many clients an owner has.
+CROWDS = (1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 12)
 
 
 def draw_batch(
@@ -188,7 +195,7 @@ def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[
     if at == "answer":
         when = "before"
     if layer != "redis" and at == "complete" and action == "raise":
-        action = "kill"  # a database tells of it in other words
+        action = "delay"  # a database tells of it in other words
     return {
         "layer": layer,
         "at": at,
@@ -202,7 +209,7 @@ def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[
 def _trial(draw: random.Random, number: int, kind: str, timing: Timing) -> Trial:
     name, key = f"t{number}", str(uuid.UUID(int=draw.getrandbits(128), version=4))
     pad = draw.choice((0, 0, 0, 0, 0, 0, 0, 0, 500, 70_000))
-    parties = [Party("ann", name, pad, _clients(draw, draw.choice((1, 2, 2, 3, 4)), timing))]
+    parties = [Party("ann", name, pad, _clients(draw, draw.choice(CROWDS), timing))]
     fate = draw.random()
     if fate < 0.15:
         parties.append(Party("ann", f"{name}-other", 0, _clients(draw, draw.choice((1, 1, 2)), timing), late=True))
@@ -231,17 +238,17 @@ def _events(draw: random.Random, kinds: Sequence[str], timing: Timing, slots: in
 
 def _event(draw: random.Random, at: float, kind: str, timing: Timing, slots: int) -> Event:
     slot, seconds, times = draw.randrange(slots), 0.0, 1
-    when, commit = draw.choice(("before", "after")), False
+    when, match = draw.choice(("before", "after")), ""
     if kind == "pause":
         seconds = timing.lapse + draw.uniform(0.2, 0.6)
-    elif kind.startswith("silence"):
+    elif kind.startswith(("silence", "fill")):
         seconds = draw.uniform(0.3, timing.lapse + 0.4)
     elif kind.startswith("delay"):
         seconds = draw.uniform(0.3, 1.0)
     elif kind.startswith("cut"):
-        times, commit = draw.choice((1, 1, 2, 3)), draw.random() < 0.5
+        times, match = draw.choice((1, 1, 2, 3)), draw.choice(("", "commit", "answer"))
     elif kind == "provider waits":
         seconds, times = draw.choice((0.1, 0.4, timing.lapse + 0.3)), draw.randint(1, 2)
     elif kind.startswith("provider"):
         times = draw.randint(1, 3)
-    return Event(at, kind, slot, seconds, times, when, commit)
+    return Event(at, kind, slot, seconds, times, when, match)

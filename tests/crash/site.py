@@ -51,6 +51,10 @@ class Site:
         os.kill(self.server.pid, signal.SIGKILL)
         self.server.restart()
 
+    def make_room(self) -> None:
+        """Redis has memory again."""
+        self.redis.config_set("maxmemory", 0)
+
     def drop_connections(self) -> None:
         """The database ends every session but its own."""
         name = self.engine.dialect.name
@@ -68,14 +72,16 @@ class Site:
                 with contextlib.suppress(sa.exc.SQLAlchemyError):  # it may have ended by itself
                     connection.exec_driver_sql(f"KILL {number:d}")
 
-    @property
-    def commit(self) -> bytes:
-        """A COMMIT on the database's wire."""
-        return COMMITS[self.engine.dialect.name]
+    def on_the_wire(self, what: str) -> bytes:
+        """How requests of a kind look on the way to the database; nothing for all of them."""
+        if what == "commit":
+            return COMMITS[self.engine.dialect.name]
+        return b"idempotency_responses" if what else b""
 
     def heal(self) -> None:
         """All wires are whole, and the provider has no more bad days."""
         self.redis_wire.heal()
+        self.make_room()
         if self.sql_wire is not None:
             self.sql_wire.heal()
         self.provider.control(faults=[])

@@ -74,13 +74,15 @@ def run(database: str, options: Options, tell: Callable[[str], None] = lambda te
         Nursery(place.config) as nursery,
         ThreadPoolExecutor(THREADS) as pool,
     ):
-        first = number = 0
+        first = number = shown = 0
         while first < options.trials:
             trials = range(first, min(first + options.batch, options.trials))
             _run_batch(place, nursery, pool, options, _draw(place, options, number, trials), report)
             first, number = trials.stop, number + 1
             report.seconds = time.monotonic() - began
-            found = len(report.findings)
+            for text in report.timelines[shown:]:
+                tell(text)
+            shown, found = len(report.timelines), len(report.findings)
             tell(f"{database}: {first} of {options.trials} trials, {report.seconds:.0f} s, {found} findings")
     return report
 
