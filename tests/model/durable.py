@@ -122,6 +122,15 @@ class Durable(RedisScripts):
         answered, violation = self.answer(system, number, ("answered", str(actor.answer)))
         return Step(f"{me}: writes the replay back to Redis", answered, violation)
 
+    def lose(self, system: System, number: int, told: tuple[str, ...], label: str, wrong: str | None = None) -> Step:
+        """SQL says that the claim is lost."""
+        if self.on("lost_gives_back"):
+            return Step(label, self.move(system, number, at=GIVE_BACK, told=told), wrong)
+        held = system.redis is not None and system.redis.token == number and system.redis.state == IN_PROGRESS
+        answered, violation = self.answer(system, number, told)
+        left = "LEFT-IN-FRONT: a claim that is lost stays open in Redis" if held else None
+        return Step(label, answered, wrong or violation or left)
+
     # -- the row -----------------------------------------------------------------------------------------------------
 
     #: A released row ends as a finished one does.

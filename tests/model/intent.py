@@ -55,7 +55,7 @@ class Intent(Durable):
         elif actor.at == LOOK_UP:
             yield from self._look_up(system, number, me)
         elif actor.at == VERDICT:
-            yield self._settle(system, number, actor, me)
+            yield from self._settle(system, number, actor, me)
         elif actor.at == VIEW:
             yield from self._view(system, number, actor, me)
         elif actor.at == EFFECT:
@@ -203,7 +203,7 @@ class Intent(Durable):
         late_enough = due or "search lags" not in self.faults or not self.on("settle_after")
         return late_enough and not (row.window_over and self.on("window"))
 
-    def _settle(self, system: System, number: int, actor: Actor, me: str) -> Step:
+    def _settle(self, system: System, number: int, actor: Actor, me: str) -> Steps:
         row = system.row
         found, due = actor.seen
         if self.on("take_keeps"):
@@ -211,12 +211,13 @@ class Intent(Durable):
         else:
             held = self.is_mine(row, number)
         if row is None or not held:
-            return Step(f"{me}: verdict: overtaken, reads again", self.move(system, number, at=ASK_SQL, seen=None))
-        if found == "found":
+            told = ("unknown",)
+            yield Step(f"{me}: verdict: overtaken", self.move(system, number, at=GIVE_BACK, told=told, seen=None))
+        elif found == "found":
             kept = row._replace(state=SUCCEEDED, answer=actor.answer, reconciler=None, expired=False)
             done = self.move(system._replace(row=kept), number, at=WRITE_BACK, seen=None)
-            return Step(f"{me}: verdict: it happened, completed", done)
-        if self._may_run_again(row, due):
+            yield from self._verdict(system, done, number, f"{me}: verdict: it happened, completed")
+        elif self._may_run_again(row, due):
             new = row._replace(
                 state=IN_PROGRESS,
                 token=number,
@@ -228,10 +229,20 @@ class Intent(Durable):
             )
             granted, violation = self.grant(system._replace(row=new), number, new, row)
             run = self.move(granted, number, at=VIEW, attempt=new.attempt, seen=None, granted=True)
-            return Step(f"{me}: verdict: it did not happen, runs attempt {new.attempt}", run, violation)
-        pending = system._replace(row=row._replace(state=INDETERMINATE, reconciler=None))
-        told = ("unknown",) if self.on("take_keeps") else ("never ran",)
-        return Step(f"{me}: verdict: pending", self.move(pending, number, at=GIVE_BACK, told=told, seen=None))
+            label = f"{me}: verdict: it did not happen, runs attempt {new.attempt}"
+            yield from self._verdict(system, run, number, label, violation)
+        else:
+            pending = system._replace(row=row._replace(state=INDETERMINATE, reconciler=None))
+            told = ("unknown",) if self.on("take_keeps") else ("never ran",)
+            yield Step(f"{me}: verdict: pending", self.move(pending, number, at=GIVE_BACK, told=told, seen=None))
+
+    def _verdict(self, before: System, after: System, number: int, label: str, wrong: str | None = None) -> Steps:
+        """A verdict is compare-and-swap: sent a second time it finds that the row has moved on."""
+        yield Step(label, after, wrong)
+        if self.allows(before, "lost reply"):
+            told = ("unknown",)
+            lost = self.move(self.after(after, "lost reply"), number, at=GIVE_BACK, told=told, seen=None, answer=None)
+            yield Step(f"{label}; its reply is lost", lost, wrong)
 
     def job(self, system: System, number: int, actor: Actor) -> Steps:
         """The job settles what nobody asks for. It looks again only where something changed since."""
@@ -357,11 +368,8 @@ class Intent(Durable):
             dropped = row.state in (INDETERMINATE, RELEASED) and not system.world.excuse and known
             if row.state == SUCCEEDED and row.token != number and self.likeness(row, actor) is None:
                 told = ("answered", str(row.answer))
-        return Step(
-            f"{me}: SQL: fenced out",
-            self.move(system, number, at=GIVE_BACK, told=told),
-            "OUTCOME-DROPPED: a known outcome is thrown away" if dropped else None,
-        )
+        wrong = "OUTCOME-DROPPED: a known outcome is thrown away" if dropped else None
+        return self.lose(system, number, told, f"{me}: SQL: fenced out", wrong)
 
     def end(self, system: System) -> str | None:
         row = system.row

@@ -230,6 +230,10 @@ RULES: dict[str, Rule] = {
         "stores/durable.py, release.lua",
         sql=("giving back in front leaves nothing",),
     ),
+    "lost_gives_back": Rule(
+        "A claim that SQL says is lost is given back in Redis, so that duplicates get the winner's answer from SQL.",
+        NOT_BUILT,
+    ),
     "sql_first": Rule(
         "A completion writes SQL first, then Redis.",
         "stores/durable.py",
@@ -262,6 +266,10 @@ RULES: dict[str, Rule] = {
         "`transaction`: an error at COMMIT is read back by token.",
         "stores/sql.py",
         sql=("an error at COMMIT is read back",),
+    ),
+    "readback_waits": Rule(
+        "`transaction`: a COMMIT that the server is still at is not taken for one that was not applied.",
+        NOT_BUILT,
     ),
     "never_rerun": Rule(
         "`transaction`: the view is never run again for an error at COMMIT.",

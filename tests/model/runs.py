@@ -55,9 +55,10 @@ RUNS: dict[str, Run] = {
         Transaction, OTHER_BODY, _faults(failover=1, mark=2, pause=1, lost_reply=1)
     ),
     "transaction: errors at COMMIT": Run(
-        Transaction, STRANGER, _faults(lost_reply=1, commit_fails=1, transient=1, flush=1, SQL_away=1)
+        Transaction, STRANGER, _faults(lost_reply=1, commit_fails=1, slow_commit=1, transient=1, SQL_away=1)
     ),
     "transaction: expiry, sweep": Run(Transaction, (*OTHER_BODY, Actor(SWEEP)), _faults(expiry=1, redis_away=1)),
+    "transaction: work undone": Run(Transaction, OTHER_BODY, _faults(undo=1, flush=1, redis_away=1, lost_reply=1)),
     "transaction: forgetting": Run(Transaction, (*requests(A, A, A), Actor(OPERATOR)), _faults(redis_away=1)),
     "transaction: guards": Run(Transaction, OTHER_BODY, _faults(guard=1, transient=1)),
     "intent: crash, pause": Run(Intent, WITH_JOB, _faults(pause=1, crash=1)),
@@ -137,10 +138,12 @@ NOTICED: dict[tuple[str, ...], Notice] = {
     ("giveback_deletes",): Notice("intent: other principal", "POISONED"),
     ("sql_first",): Notice("intent: lost replies", "WRONG-REPLAY"),
     ("outage",): Notice("intent: SQL away", "TOLD-BUT-NOT-KEPT"),
+    ("lost_gives_back",): Notice("intent: heartbeats, skew", "LEFT-IN-FRONT"),
+    ("readback_waits",): Notice("transaction: errors at COMMIT", "FALSE-503"),
     ("copy_ttl",): Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
     ("copy_until",): Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
     ("forget_order",): Notice("transaction: forgetting", "REPLAY-WITHOUT-ROW"),
-    ("insert_in_tx",): Notice("transaction: errors at COMMIT", "TWO-LIVE"),
+    ("insert_in_tx",): Notice("transaction: flush behind a granted claim", "TWO-LIVE"),
     ("readback",): Notice("transaction: errors at COMMIT", "FALSE-503"),
     ("sql_is_lease",): Notice("intent: heartbeats, skew", "KEY-AFTER-LAPSE"),
     ("local_deadline",): Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
@@ -202,12 +205,6 @@ OPEN: dict[str, Open] = {
         "FORWARD-AFTER-UNDO",
         "A process stands still in a step for longer than its lease. Compensation starts `settle_after` after the last "
         "lost lease.",
-    ),
-    "a COMMIT that is applied behind the read-back": Open(
-        Run(Transaction, requests(A), _faults(slow_commit=1)),
-        "FALSE-503",
-        "On `transaction` the connection breaks while the server is still at the COMMIT. The read-back sees no row, "
-        "and the client is told that nothing was carried out. A retry finds the answer.",
     ),
     "a granted claim that is rolled back, before it is given back": Open(
         Run(Transaction, OTHER_BODY, _faults(mark=1, transient=1, redis_away=1)),

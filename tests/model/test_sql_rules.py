@@ -96,8 +96,8 @@ def test_an_edit_that_finds_nothing_is_an_error() -> None:
 def test_a_commit_can_be_applied_behind_the_read_back(
     bench_of: Callable[[], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the model calls open is so in the stores: the connection breaks while the server is at the COMMIT. A plain
-    read sees nothing yet, and that is taken for "nothing was committed"."""
+    """The model's `readback_waits` is not built: the connection breaks while the server is at the COMMIT. A plain read
+    sees nothing yet, and that is taken for "nothing was committed"."""
     bench = bench_of()
     claim = bench.shared("t1")
     bench.verdict(bench.transaction, claim)

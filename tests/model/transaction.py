@@ -8,9 +8,11 @@ from .vocabulary import (
     COMMIT_APART,
     COMMIT_BROKE,
     COPY,
+    DONE,
     GIVE_BACK,
     IN_PROGRESS,
     SUCCEEDED,
+    UNDO,
     VIEW,
     WRITE_BACK,
     Actor,
@@ -36,6 +38,8 @@ class Transaction(Durable):
             yield Step(f"{me}: the view runs", self.move(system, number, at=COMMIT, answer=f"E{number}"))
         elif actor.at == COMMIT:
             yield from self._commit(system, number, actor, me)
+        elif actor.at == UNDO:
+            yield self._claim_anew(system, number, actor, me)
         elif actor.at == COMMIT_APART:
             kept = system._replace(row=self._kept(system, number, actor))
             yield Step(f"{me}: COMMIT of the record", self.move(kept, number, at=COPY, told=("own",)))
@@ -72,13 +76,28 @@ class Transaction(Durable):
             violation = violation or wrong
         return Step(f"{me}: no committed row: told {told[0]}", answered, violation)
 
-    def _claim(self, system: System, number: int, actor: Actor, me: str) -> Steps:
-        row = system.row
+    def _sql_says(self, system: System, number: int, actor: Actor) -> str:
+        """What an INSERT of the row meets."""
         others = (other for n, other in enumerate(system.actors) if n != number)
         if self.on("insert_in_tx") and any(other.at == COMMIT or other.commit_in_flight for other in others):
-            says = "in progress"
-        else:
-            says = "take" if row is None else self.row_says(row, number, actor)
+            return "in progress"
+        return "take" if system.row is None else self.row_says(system.row, number, actor)
+
+    def _claim_anew(self, system: System, number: int, actor: Actor, me: str) -> Step:
+        """The work was taken back, and its answer is kept: who came in between wins."""
+        row, says = system.row, self._sql_says(system, number, actor)
+        if says == "take":
+            fence = self.next_fence(system, row.fence if row is not None else 0)
+            new = Record(IN_PROGRESS, actor.principal, actor.body, number, fence)
+            granted, violation = self.grant(system, number, new, row)
+            return Step(
+                f"{me}: SQL: its row again, for the answer alone", self.move(granted, number, at=COMMIT), violation
+            )
+        told = ("answered", str(row.answer)) if row is not None and says == "replay" else ("denied",)
+        return self.lose(system, number, told, f"{me}: SQL: {says}, another came in between")
+
+    def _claim(self, system: System, number: int, actor: Actor, me: str) -> Steps:
+        row, says = system.row, self._sql_says(system, number, actor)
         if says == "take":
             fence = self.next_fence(system, row.fence if row is not None else 0)
             new = Record(IN_PROGRESS, actor.principal, actor.body, number, fence)
@@ -103,7 +122,8 @@ class Transaction(Durable):
     def _commit(self, system: System, number: int, actor: Actor, me: str) -> Steps:
         row, world = system.row, system.world
         excuse = "expired" if row is not None and row.expired else world.excuse
-        done = self.change_world(system, effects=world.effects + 1, excuse=excuse)
+        works = actor.answer == f"E{number}"  # else the work was taken back
+        done = self.change_world(system, effects=world.effects + works, excuse=excuse)
         violation = "SECOND-EFFECT: the work was done twice" if done.world.effects > 1 and not excuse else None
         if not (self.on("insert_in_tx") and self.on("sql_decides")):
             apart = self.change_world(system, effects=world.effects + 1)
@@ -120,6 +140,9 @@ class Transaction(Durable):
             if self.allows(system, "commit fails"):
                 failed = self.move(self.after(system, "commit fails"), number, at=COMMIT_BROKE)
                 yield Step(f"{me}: COMMIT fails, nothing applied", failed)
+        if works and self.allows(system, "undo"):
+            undone = self.move(self.after(system, "undo"), number, at=UNDO, answer=f"U{number}")
+            yield Step(f"{me}: the view raises, a handler's answer is kept: the work is rolled back", undone)
         if self.allows(system, "transient"):
             back = self.move(self.after(system, "transient"), number, at=GIVE_BACK, told=("503",))
             yield Step(f"{me}: the view fails for now, all rolled back", back)
@@ -138,6 +161,10 @@ class Transaction(Durable):
     def _read_back(self, system: System, number: int, actor: Actor, me: str) -> Steps:
         row = system.row
         ours = row is not None and row.token == number and row.state == SUCCEEDED
+        if actor.commit_in_flight and self.on("readback_waits"):
+            unknown = self.move(system, number, at=DONE, told=("nobody knows",))
+            yield Step(f"{me}: reads back: the server is still at it", unknown)
+            return
         if ours and self.on("readback"):
             yield Step(f"{me}: reads back: committed", self.move(system, number, at=COPY, told=("own",)))
         elif not ours and not self.on("never_rerun"):
@@ -149,5 +176,5 @@ class Transaction(Durable):
                 "FALSE-503: told that nothing was committed, yet it is" if ours else None,
             )
         if self.allows(system, "SQL away"):
-            unknown = self.move(self.after(system, "SQL away"), number, at="done", told=("nobody knows",))
+            unknown = self.move(self.after(system, "SQL away"), number, at=DONE, told=("nobody knows",))
             yield Step(f"{me}: cannot read back: no claim either way, Redis is left to lapse", unknown)

@@ -35,6 +35,7 @@ VIEW = "view"  #: the view runs
 EFFECT = "effect"  #: about to have its effect
 COMMIT = "commit"  #: the view is done, key and effect wait in an open transaction
 COMMIT_BROKE = "commit broke"  #: an error at COMMIT: nobody knows
+UNDO = "undo"  #: the work was taken back, the key is to be claimed again for the answer alone
 COMMIT_APART = "commit apart"  #: the effect is committed, the record isn't
 NOT_KEPT = "not kept"  #: the view's answer is none that is kept
 NOTHING = "nothing happened"  #: the view says that it did nothing
