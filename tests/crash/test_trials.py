@@ -285,6 +285,20 @@ def test_excuses_of_redis_alone(mark, broken, excuse):
         assert "2 effects" in durable.findings()
 
 
+@pytest.mark.parametrize(
+    ("began", "kind", "found"),
+    [(0.4, "transaction", False), (1.1, "transaction", True), (0.4, "intent", True), (0.4, "redis", True)],
+)
+def test_a_key_that_was_a_rivals(began, kind, found):
+    """What was rolled back leaves nothing, so the owner's refusal was right while it ran; not when it came later."""
+    story = Story(kind)
+    rival = Party("bob", "t1-rival", 0, (Client(),))
+    with_stranger(story, rival, refused(3.0, 404, party=1))
+    story.sent.append(Sent(1, 0, "w0.2", began, began + 0.2, error="ConnectionResetError"))
+    story.sent.append(refused(began + 0.05, 404))
+    assert story.findings() == (["party 0, whose key it is, was refused: 404 not-found"] if found else [])
+
+
 def test_strays():
     """What belongs to no key."""
     books = Books(
