@@ -149,7 +149,9 @@ class Transaction(Durable):
 
     def late_commit(self, system: System, number: int, actor: Actor) -> Step:
         """The server ends what was sent on a connection that broke."""
-        done = self.change_world(system, effects=system.world.effects + 1)
+        row, world = system.row, system.world
+        excuse = "expired" if row is not None and row.expired else world.excuse
+        done = self.change_world(system, effects=world.effects + (actor.answer == f"E{number}"), excuse=excuse)
         kept = self.move(done._replace(row=self._kept(system, number, actor)), number, commit_in_flight=False)
         told = actor.told is not None and actor.told[0] == "503"
         return Step(
