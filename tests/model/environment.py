@@ -56,7 +56,8 @@ def crash(protocol: Protocol, system: System, number: int, actor: Actor) -> Step
     if not protocol.durable and actor.at in (COMPLETE, NET):
         crashed = protocol.change_world(crashed, excuse="crash")
     name, then = ("job", START) if actor.role == JOB else (f"p{number}", DEAD)
-    gone = protocol.move(crashed, number, at=then, seen=None, answer=None, fronted=False)
+    answer = actor.answer if actor.commit_in_flight else None
+    gone = protocol.move(crashed, number, at=then, seen=None, answer=answer, fronted=False)
     yield Step(f"{name} CRASHES ({actor.at})", gone)
 
 
