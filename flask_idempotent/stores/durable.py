@@ -111,7 +111,10 @@ class DurableStore:
             if error.absent:
                 self._give_back(completion.claim)
             raise
-        if reply.outcome is Completed.STORED:
+        if reply.outcome is not Completed.STORED:
+            # Its row is another's by now, and duplicates are to hear of that.
+            self._give_back(completion.claim)
+        else:
             record = reply.record
             if record is not None and record.response is not None:
                 self._copy(completion.claim, record.state, record.response, record.reason, record.expires_at)
@@ -121,9 +124,12 @@ class DurableStore:
         return reply
 
     def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
-        released = self.back.release(claim, reason=reason, forget=forget)
-        if released in (Released.RELEASED, Released.GONE):
+        if self.hides_open_rows:
+            # First, so that no mark of a claim that the database granted outlives its row.
             self._give_back(claim)
+            return self.back.release(claim, reason=reason, forget=forget)
+        released = self.back.release(claim, reason=reason, forget=forget)
+        self._give_back(claim)
         return released
 
     def read(self, scope: Scope) -> Record | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sqlalchemy import select
 from sqlalchemy.engine import Connection, Engine, Row
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -42,9 +43,16 @@ TRIES = 4
 #: Milliseconds that a claim waits for the only writer that SQLite has.
 SQLITE_BUSY_MS = 300
 
+#: Between looks at a row that somebody is at.
+READ_BACK_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)
+
 UNKNOWN = "It is not known whether this was carried out. Send the same request again with the same key."
 
 T = TypeVar("T")
+
+
+class _Held(Exception):
+    """A transaction that has not ended is at the key."""
 
 
 class SqlStore:
@@ -314,7 +322,7 @@ class SqlStore:
         """
         log.error("record %s: %s at the end; reading back", claim.scope.digest[:12], type(error).__name__)
         try:
-            record = self.read(claim.scope)
+            record = self._read_alone(claim.scope)
         except StoreUnavailable:
             raise NotCommitted(UNKNOWN) from error
         if record is not None and record.token == claim.token:
@@ -325,6 +333,29 @@ class SqlStore:
             _tell_ended(claim)
             raise NotCommitted(UNKNOWN) from error
         raise NotCommitted(absent=True) from error
+
+    def _read_alone(self, scope: Scope) -> Record | None:
+        """The row, once no transaction is at it: where our connection broke, the server may still be at the COMMIT.
+
+        :raises StoreUnavailable: it can't be read, or somebody stays at it.
+        """
+        key = key_of(scope)
+
+        def look(connection: Connection) -> Record | None:
+            if connection.dialect.name == "postgresql":
+                if not connection.execute(select(self._sql.try_lock), {"lock": lock_number(scope)}).scalar_one():
+                    raise _Held()
+            elif connection.dialect.name == "mysql":
+                connection.execute(self._sql.row_alone, key)
+            row = connection.execute(self._sql.row, key).one_or_none()
+            return None if row is None else self._rows.record(connection, row)
+
+        for pause_s in READ_BACK_PAUSES_S:
+            try:
+                return self._rows.settled(look)
+            except _Held:
+                time.sleep(pause_s)
+        raise StoreUnavailable()
 
     def _settle_ended(self, claim: Claim, values: Mapping[str, Any]) -> CompletionReply:
         """The view ended the transaction, so its work and the row are there: the answer is added. Where that fails the

@@ -70,6 +70,8 @@ class Statements:
         self.row = select(keys, now_ms().label("now")).where(*this)
         #: The same, held against others; fails at once where another transaction holds it.
         self.row_alone = self.row.with_for_update(nowait=True)
+        #: PostgreSQL: takes the key's lock until the transaction ends, and tells whether it was free.
+        self.try_lock = func.pg_try_advisory_xact_lock(bindparam("lock", type_=keys.c.lock_version.type))
         #: Its answer, of the attempt ``p_version``; the day names the partition.
         self.answer = select(responses).where(
             *this_answer,
@@ -273,6 +275,5 @@ class Statements:
         if dialect.name != "postgresql":
             return insert(keys).values(values)
         # Whoever holds the key holds this lock until the transaction ends.
-        free = func.pg_try_advisory_xact_lock(bindparam("lock", type_=keys.c.lock_version.type))
-        claim = postgresql_insert(keys).from_select(list(values), select(*values.values()).where(free))
+        claim = postgresql_insert(keys).from_select(list(values), select(*values.values()).where(self.try_lock))
         return claim.on_conflict_do_nothing().returning(*self._learnt)

@@ -206,6 +206,16 @@ class Bench:
 
         transaction.commit = fails  # type: ignore[method-assign]
 
+    def break_at_commit(self, claim: Claim) -> None:
+        """The connection breaks for its client alone."""
+        transaction = shared(claim)
+
+        def breaks() -> None:
+            transaction._connection = None
+            raise sa.exc.OperationalError("COMMIT", {}, Exception("timed out"))
+
+        transaction.commit = breaks  # type: ignore[method-assign]
+
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def engine_of(self) -> IntentEngine:

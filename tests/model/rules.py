@@ -232,7 +232,8 @@ RULES: dict[str, Rule] = {
     ),
     "lost_gives_back": Rule(
         "A claim that SQL says is lost is given back in Redis, so that duplicates get the winner's answer from SQL.",
-        NOT_BUILT,
+        "stores/durable.py",
+        sql=("a lost claim is given back in front",),
     ),
     "sql_first": Rule(
         "A completion writes SQL first, then Redis.",
@@ -269,7 +270,8 @@ RULES: dict[str, Rule] = {
     ),
     "readback_waits": Rule(
         "`transaction`: a COMMIT that the server is still at is not taken for one that was not applied.",
-        NOT_BUILT,
+        "stores/sql.py",
+        sql=("a COMMIT under way is waited for",),
     ),
     "never_rerun": Rule(
         "`transaction`: the view is never run again for an error at COMMIT.",

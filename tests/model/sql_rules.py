@@ -245,7 +245,15 @@ SWITCHES: dict[str, Switch] = {
         "transaction.commit(); transaction.begin(); transaction.claimed(fence",
     ),
     "an error at COMMIT is read back": _off(
-        sql.SqlStore, "_read_back", "record = self.read(claim.scope)", "record = None", errors=(NotCommitted,)
+        sql.SqlStore, "_read_back", "record = self._read_alone(claim.scope)", "record = None", errors=(NotCommitted,)
+    ),
+    "a COMMIT under way is waited for": _off(
+        sql.SqlStore,
+        "_read_alone",
+        "if not connection.execute(select(self._sql.try_lock)",
+        "if False and not connection.execute(select(self._sql.try_lock)",
+        Edit(sql.SqlStore, "_read_alone", 'elif connection.dialect.name == "mysql":', "elif False:"),
+        databases=("postgresql", "mariadb"),
     ),
     "the end is in the row's own transaction, by its number": _off(
         _STATEMENTS,
@@ -323,6 +331,12 @@ SWITCHES: dict[str, Switch] = {
     ),
     "a refusal by a holder that nobody confirmed does not stand": _off(
         durable.DurableStore, "_refused", "return said if said.confirmed else ", "return said if True else "
+    ),
+    "a lost claim is given back in front": _off(
+        durable.DurableStore,
+        "complete",
+        "# Its row is another's by now, and duplicates are to hear of that.\n        self._give_back(completion.claim)",
+        "pass",
     ),
     "giving back in front leaves nothing": _off(durable.DurableStore, "_give_back", "forget=True", "forget=False"),
     "a completion asks SQL first": _off(

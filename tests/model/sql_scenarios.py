@@ -402,6 +402,20 @@ def a_commit_whose_reply_was_lost_is_a_success(bench: Bench) -> None:
     assert bench.answered(bench.transaction, claim).outcome is Completed.STORED
 
 
+@of("a COMMIT under way is waited for")
+def a_commit_that_the_server_is_still_at_is_not_called_absent(bench: Bench) -> None:
+    """The client's end of the connection is gone, the server's is at the COMMIT."""
+    claim = bench.shared("t1")
+    bench.transaction.claim(claim)
+    connection = bench.connection(claim)
+    bench.break_at_commit(claim)
+    with pytest.raises(NotCommitted) as caught:
+        bench.answered(bench.transaction, claim)
+    connection.commit()
+    connection.close()
+    assert (caught.value.absent, bench.row().status) == (False, "succeeded")
+
+
 @of(
     "the end is in the row's own transaction, by its number",
     "the end is in the row's own transaction, by a savepoint",
@@ -563,6 +577,19 @@ def the_owner_of_an_open_row_is_told_to_wait(bench: Bench) -> None:
 def what_sql_did_not_agree_to_leaves_nothing_in_redis(bench: Bench) -> None:
     bench.done("t1")
     assert bench.verdict(bench.durable, bench.shared("t2", "B")) is Verdict.MISMATCH
+    assert bench.in_front() is None
+
+
+@of("a lost claim is given back in front")
+def a_late_worker_leaves_nothing_in_redis(bench: Bench) -> None:
+    """Its lease in the database lapsed, the one in Redis did not; another host settled and finished."""
+    late = bench.leased("t1")
+    assert bench.verdict(bench.durable_intent, late) is Verdict.CLAIMED
+    bench.change(locked_until=1)
+    claim, orphan = bench.taken_over()
+    assert bench.intent.settle_completed(claim, orphan, Completion(claim, State.SUCCEEDED, OTHER)) is not None
+    bench.change(claim_token="t3")
+    assert bench.answered(bench.durable_intent, late).outcome is Completed.LOST
     assert bench.in_front() is None
 
 

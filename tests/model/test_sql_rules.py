@@ -9,7 +9,6 @@ import redis
 import sqlalchemy as sa
 
 from flask_idempotent.records import Verdict
-from flask_idempotent.stores.base import NotCommitted
 from flask_idempotent.stores.models import Tables
 from flask_idempotent.stores.transaction import shared
 from tests import servers
@@ -90,28 +89,6 @@ def test_the_scenario_fails_without_the_rule(
 def test_an_edit_that_finds_nothing_is_an_error() -> None:
     with pytest.raises(AssertionError, match="0 times in the script"):
         edited(Bench, "close", [Edit(Bench, "close", "not there", "")])
-
-
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_commit_can_be_applied_behind_the_read_back(
-    bench_of: Callable[[], Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model's `readback_waits` is not built: the connection breaks while the server is at the COMMIT. A plain read
-    sees nothing yet, and that is taken for "nothing was committed"."""
-    bench = bench_of()
-    claim = bench.shared("t1")
-    bench.verdict(bench.transaction, claim)
-    transaction, connection = shared(claim), bench.connection(claim)
-
-    def breaks() -> None:
-        raise sa.exc.OperationalError("COMMIT", {}, Exception("timed out"))
-
-    monkeypatch.setattr(transaction, "commit", breaks)
-    monkeypatch.setattr(transaction, "discard", lambda: None)  # the client's end is gone, the server's is at it
-    with pytest.raises(NotCommitted) as caught:
-        bench.answered(bench.transaction, claim)
-    connection.commit()
-    assert (caught.value.absent, bench.row().status) == (True, "succeeded")
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
