@@ -110,11 +110,10 @@ class Clients:
 
     def _send(self, trial: Trial, number: int, client: int, draw: random.Random) -> Sent:
         party, member = trial.parties[number], self._crew.pick(draw)
+        patience = self._timing.calm_patience if self._crew.is_calm else self._timing.patience
         at = time.time()
         try:
-            answer = send(
-                member.worker.url, PATHS[trial.kind], trial.key, party.body, party.user, self._timing.patience
-            )
+            answer = send(member.worker.url, PATHS[trial.kind], trial.key, party.body, party.user, patience)
         except OSError as error:
             sent = Sent(number, client, member.name, at, time.time(), error=f"{type(error).__name__}: {error}")
         else:

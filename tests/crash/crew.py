@@ -39,9 +39,10 @@ class Crew:
         self, nursery: Nursery, history: History, size: int, birth: Callable[[int, int], dict[str, Any] | None]
     ) -> None:
         self.history = history
+        self.is_calm = False
         self._nursery = nursery
         self._birth = birth
-        self._calm = True
+        #: Held by who puts another worker in a place.
         self._lock = threading.Lock()
         self._ended: set[str] = set()
         self._generations = [0] * size
@@ -52,42 +53,32 @@ class Crew:
 
     def pick(self, draw: random.Random) -> Member:
         """Any of them, as a load balancer picks one that it takes for alive."""
-        with self._lock:
-            return draw.choice(self._members)
+        return draw.choice(self._members)
 
     def member(self, slot: int) -> Member:
-        with self._lock:
-            return self._members[slot]
-
-    def rage(self) -> None:
-        """From now on they are born with faults; those that have none are sent home."""
-        self._calm = False
-        for slot in range(len(self._members)):
-            self._renew(slot)
+        return self._members[slot]
 
     def calm(self) -> None:
         """None has a fault any more, none is asleep."""
-        self._calm = True
+        self.is_calm = True
         for slot in range(len(self._members)):
-            member = self.member(slot)
-            member.worker.resume()
-            if member.fault is not None or not member.worker.alive():
-                self._renew(slot)
+            self.member(slot).worker.resume()
+            with self._lock:
+                if self._members[slot].fault is not None:
+                    self._end(self._members[slot], "relief")
+                    self._members[slot] = self._born(slot)
 
     def close(self) -> None:
+        """All go home; what still runs there is for nobody."""
         self._over.set()
         self._looking.join()
+        for member in self._members:
+            member.worker.kill()
 
     def kill(self, slot: int) -> None:
         """SIGKILL, out of the blue."""
         with self._lock:
             self._end(self._members[slot], "kill")
-
-    def _renew(self, slot: int) -> None:
-        """End a worker, and put another in its place."""
-        with self._lock:
-            self._end(self._members[slot], "relief")
-            self._members[slot] = self._born(slot)
 
     def _end(self, member: Member, why: str) -> None:
         if member.worker.alive():
@@ -99,7 +90,7 @@ class Crew:
     def _born(self, slot: int) -> Member:
         self._generations[slot] += 1
         generation = self._generations[slot]
-        fault = None if self._calm else self._birth(slot, generation)
+        fault = None if self.is_calm else self._birth(slot, generation)
         return Member(f"w{slot}.{generation}", self._nursery.spawn(fault), fault)
 
     def _look_after(self) -> None:

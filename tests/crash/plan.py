@@ -26,7 +26,8 @@ __all__ = [
 @dataclass(frozen=True)
 class Timing:
     """Seconds. ``window``: for how long a batch of trials is under fire. ``calm``: how long everything may take to
-    settle when that is over."""
+    settle when that is over. ``patience``, ``calm_patience``: how long a client waits for an answer, under fire and
+    later."""
 
     lease: float = 0.8
     skew: float = 0.2
@@ -34,6 +35,7 @@ class Timing:
     window: float = 15.0
     calm: float = 60.0
     patience: float = 4.0
+    calm_patience: float = 15.0
 
     @property
     def lapse(self) -> float:

@@ -104,7 +104,9 @@ def site(database: str, timing: Timing, settings: Mapping[str, Any] | None = Non
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-")))
         url = stack.enter_context(_database(database, directory))
-        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        # One session, which is there however many others are.
+        engine = sa.create_engine(url, pool_size=1, max_overflow=0, pool_pre_ping=True)
+        stack.callback(engine.dispose)
         server = stack.enter_context(EmbeddedRedis())
         redis_wire = stack.enter_context(Proxy(server.url))
         sql_wire = None if database == "sqlite" else stack.enter_context(Proxy(url))
@@ -117,6 +119,12 @@ def site(database: str, timing: Timing, settings: Mapping[str, Any] | None = Non
             "SKEW": timing.skew,
             "SETTLE_AFTER": timing.settle_after,
             "RECONCILE_TRIES": 1000,
+            "engine_options": {
+                "pool_size": 4,
+                "max_overflow": 6,
+                "pool_timeout": 3,
+                "connect_args": {"timeout": 2} if database == "sqlite" else {},
+            },
             **(settings or {}),
         }
         create_tables({**config, "database_url": url, "redis_url": server.url})

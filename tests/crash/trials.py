@@ -155,7 +155,6 @@ def _run_batch(
 
     crew = Crew(nursery, history, options.workers, birth)
     try:
-        crew.rage()
         chaos = Chaos(place, crew, history, batch.events)
         clients = Clients(pool, crew, history, batch, timing)
         try:
