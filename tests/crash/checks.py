@@ -45,12 +45,14 @@ def check(trial: Trial, sent: Sequence[Sent], marks: Sequence[Mark], books: Book
     problems = [*case.everywhere()]
     if trial.kind == "redis":
         excuses = case.second_runs()
-        if None in excuses or not case.excused():
-            problems += [*case.once()]
+        if None in excuses or not excuses:
+            problems += [*case.results()]
+        if not case.forgotten:
+            problems += [*case.refusals()]
         problems += [*case.kept()]
         verdict.excuses = [excuse or "no excuse" for excuse in excuses]
     else:
-        problems += [*case.once(), *case.recorded()]
+        problems += [*case.results(), *case.refusals(), *case.recorded()]
     verdict.findings = [Finding(trial.number, problem) for problem in problems]
     return verdict
 
@@ -144,14 +146,11 @@ class _Case:
 
     # -- what holds where nothing may run twice ------------------------------------------------------------------------
 
-    def once(self) -> Iterator[str]:
+    def results(self) -> Iterator[str]:
+        """One effect, one party that was told of it, one answer, and that as the first but once."""
         winners = {each.party for each in self.told}
         if len(winners) > 1:
             yield f"parties {sorted(winners)} were both told a result"
-        for number in winners:
-            for each in self.sent:
-                if each.party == number and each.refused and not self._was_anothers(each):
-                    yield f"party {number}, whose key it is, was refused: {each}"
         if len(self.effects) > 1:
             yield f"{len(self.effects)} effects"
         elif not self.effects:
@@ -160,6 +159,13 @@ class _Case:
             yield "different results were told"
         if sum(not each.replayed for each in self.told) > 1:
             yield "more than one answer was told as the first"
+
+    def refusals(self) -> Iterator[str]:
+        """Whose key it is was never told that it is not."""
+        for number in {each.party for each in self.told}:
+            for each in self.sent:
+                if each.party == number and each.refused and not self._was_anothers(each):
+                    yield f"party {number}, whose key it is, was refused: {each}"
 
     def _was_anothers(self, refused: Sent) -> bool:
         """Whether another party's work may have run that came to nothing. On a ``transaction`` route such work leaves
@@ -224,9 +230,10 @@ class _Case:
         """Why it ran again, for each run after the first; ``None`` where there is no excuse."""
         return [self._excuse(effect.at) for effect in self.effects[1:]]
 
-    def excused(self) -> bool:
-        """Whether anything happened for which a Redis-only route may run again."""
-        return self._excuse(self.ended) is not None
+    @property
+    def forgotten(self) -> bool:
+        """Whether Redis was emptied meanwhile."""
+        return any(mark.kind in FORGETTING for mark in self.marks)
 
     def _excuse(self, ran_at: float) -> str | None:
         """What happened before this run, for which there may be one more."""
