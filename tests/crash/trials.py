@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -91,19 +92,23 @@ def run_beside(databases: Sequence[str], options: Options, tell: Callable[[str],
     """The same on several kinds of databases, each in a process of its own. The trials are shared out."""
     share = -(-options.trials // len(databases))
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_process(database, share, options)) for database in databases]
-        with ThreadPoolExecutor(len(processes)) as pool:
-            for process in processes:
-                pool.submit(_pass_on, process, tell)
+        processes = [stack.enter_context(_process(database, share, options, tell)) for database in databases]
+        try:
             outputs = [process.stdout.read() for process in processes if process.stdout is not None]
-        for process in processes:
-            if process.wait() not in (0, 1):
-                raise RuntimeError(f"a run ended with {process.returncode}")
+        except BaseException:
+            for process in processes:
+                process.terminate()  # all at once: each has to tidy up
+            raise
+    if not all(outputs):
+        raise RuntimeError("a run broke off")
     return merged([Report.from_json(output) for output in outputs])
 
 
 @contextlib.contextmanager
-def _process(database: str, trials: int, options: Options) -> Iterator[subprocess.Popen[str]]:
+def _process(
+    database: str, trials: int, options: Options, tell: Callable[[str], None]
+) -> Iterator[subprocess.Popen[str]]:
+    """A run of its own; what it tells is passed on."""
     command = [
         *(sys.executable, "-m", "tests.crash", "--json"),
         *("--trials", str(trials), "--seed", options.seed, "--database", database),
@@ -112,11 +117,14 @@ def _process(database: str, trials: int, options: Options) -> Iterator[subproces
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    teller = threading.Thread(target=_pass_on, args=(process, tell), daemon=True)
+    teller.start()
     try:
         yield process
     finally:
         process.terminate()
         process.wait()
+        teller.join()
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -155,14 +163,14 @@ def _run_batch(
 
     crew = Crew(nursery, history, options.workers, birth)
     try:
-        chaos = Chaos(place, crew, history, batch.events)
         clients = Clients(pool, crew, history, batch, timing)
         try:
+            chaos = Chaos(place, crew, history, batch.events)
             try:
                 time.sleep(timing.window)
             finally:
                 chaos.end()
-                crew.calm()
+            crew.calm()
             clients.wait()
             clients.check()
         finally:
