@@ -20,10 +20,7 @@ LONGEST_WAIT_S = 0.8
 
 
 class Clients:
-    """All clients of a batch, each in a thread.
-
-    :param latest: monotonic seconds when the last one gives up.
-    """
+    """All clients of a batch, each in a thread from its begin to its last answer."""
 
     def __init__(self, pool: ThreadPoolExecutor, crew: Crew, history: History, batch: Batch, timing: Timing) -> None:
         self._pool = pool

