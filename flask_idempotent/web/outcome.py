@@ -38,6 +38,10 @@ def decide(call: Call, response: Response) -> Outcome:
     take back what was done. Where the work shares a transaction with its key, it can be taken back, and is.
     """
     status = response.status_code
+    if call.unfinished:
+        return Outcome(Fate.SUSPEND, status, call.unfinished)
+    if call.rolled_back and 400 <= status < 500:
+        return Outcome(Fate.KEEP, status, call.rolled_back)
     if call.nothing_happened:
         return Outcome(Fate.RELEASE, status, "nothing happened")
     own = call.own_status
