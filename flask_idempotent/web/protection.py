@@ -34,7 +34,7 @@ from ..settling import IntentEngine
 from ..stores.backing import Lease
 from .claims import Loaders, header_key, make_claim
 from .intent import equip
-from .outcome import Fate, Outcome, decide, unanswered, without_answer
+from .outcome import Fate, Outcome, decide, end_state, unanswered, without_answer
 from .problems import own_handler, problem_response
 from .routes import Declaration, Routes
 from .session import SharedSession
@@ -263,7 +263,8 @@ class Protection:
             stored = reduce(stored, policy.store, call.reference)
         # A handler's answer to an exception is kept; what the view did until then is not, where that can be helped.
         undo = not call.returned and call.own_status is None
-        settled = call.engine.complete(call, finished_state(outcome.status), stored, reason=outcome.reason, undo=undo)
+        state = end_state(call, outcome.status)
+        settled = call.engine.complete(call, state, stored, reason=outcome.reason, undo=undo)
         if settled.replay is not None:
             return self._replayed(call, settled.replay, marked=not settled.ours)
         if settled.expires_at is not None:

@@ -118,12 +118,11 @@ class Checkout(Till):
 
     def steps(self) -> dict[Any, Any]:
         """The rows: the status of each, by name, or by name and item."""
-        rows = self.ask(
-            "SELECT step, item, status FROM idempotency_steps WHERE step NOT LIKE 'provider:%' ORDER BY 1, 2"
-        )
+        rows = self.ask("SELECT step, item, status FROM idempotency_steps ORDER BY 1, 2")
         return {
             name if name.startswith("saga:") else (name.removeprefix("step:"), item): status
             for name, item, status in rows
+            if not name.startswith("provider:")
         }
 
     def names(self) -> list[str]:

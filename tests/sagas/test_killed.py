@@ -5,7 +5,6 @@ goes on; every effect is there once.
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -107,8 +106,8 @@ def send(url: str, key: str) -> Any:
 
 
 @pytest.fixture
-def urls(database_url: str, redis_url: str, provider: ProviderClient) -> Iterator[dict[str, str]]:
-    yield {"DATABASE_URL": database_url, "REDIS_URL": redis_url, "PROVIDER_URL": provider.url}
+def urls(database_url: str, redis_url: str, provider: ProviderClient) -> "dict[str, str]":
+    return {"DATABASE_URL": database_url, "REDIS_URL": redis_url, "PROVIDER_URL": provider.url}
 
 
 @pytest.mark.parametrize(

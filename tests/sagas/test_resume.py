@@ -12,6 +12,7 @@ from tests.web import kit
 
 from .kit import Checkout, assert_rolled_back, assert_unknown, decline, kill, new_key
 
+RAIL = Provider.none("rail")
 FORWARD = ["reserve", "charge", "ship"]
 KEYS = [b"q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=", b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="]
 
@@ -160,9 +161,7 @@ def test_inside_of_the_window_it_is_called_again(make_checkout, sqlite_url, reme
     assert checkout.done() == FORWARD
 
 
-@pytest.mark.parametrize(
-    "remembers", [None, BANK, "paypal", Provider.none("rail")], ids=["default", "bank", "paypal", "none"]
-)
+@pytest.mark.parametrize("remembers", [None, BANK, "paypal", RAIL], ids=["default", "bank", "paypal", "none"])
 def test_past_the_window_it_is_for_a_human(make_checkout, database_url, remembers):
     """8.2: the provider may have forgotten the first sending. What is done stays done, and nothing is sent."""
     hours = {None: 22, BANK: 22, "paypal": 5.5}.get(remembers, 0.1)
