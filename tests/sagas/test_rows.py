@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ def test_nobody_takes_it_over_between_the_look_and_the_write(rows: Rows):
         def take(_: Any, __: Any, statement: str, *___: Any) -> None:
             if "idempotency_steps" in statement and not pending:
                 pending.append(crowd.start(lambda: taken.append(rows.store.claim(second).verdict)))
-                with pytest.raises(TimeoutError):
+                with pytest.raises(futures.TimeoutError):
                     pending[0].result(0.4)
 
         sa.event.listen(rows.engine, "before_cursor_execute", take)
