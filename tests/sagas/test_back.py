@@ -60,6 +60,24 @@ def test_items_are_undone_one_by_one_and_see_their_own_result(make_checkout, dat
     assert seen == [ids[-1], *reversed(ids)]  # that of the fourth is the state's
 
 
+def test_items_are_those_that_were_done(make_checkout, sqlite_url):
+    """Also where a later step has put another list in their place."""
+    checkout = make_checkout(sqlite_url, over=("reserve",))
+    checkout.items = ["a", "b"]
+    checkout.results["charge"] = {"items": ["x", "y", "z"]}
+    checkout.hooks["before ship"] = decline
+    assert_rolled_back(checkout.order(new_key()))
+    assert checkout.done() == [
+        ("reserve", "a"),
+        ("reserve", "b"),
+        "charge",
+        "recall",
+        "refund",
+        ("release", "b"),
+        ("release", "a"),
+    ]
+
+
 @pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
 @pytest.mark.parametrize("moment", ["recall", "refund", "release"])
 def test_killed_while_it_goes_back(checkout: Checkout, moment: str, after: bool):

@@ -10,7 +10,7 @@ from flask_idempotent import NothingHappened, Saga, TransientStepError, current_
 from flask_idempotent.errors import ConfigurationError
 from tests.web import kit
 
-from .kit import Checkout, Declined, assert_rolled_back, assert_unknown, decline, new_key
+from .kit import Checkout, Declined, assert_rolled_back, assert_unknown, decline, kill, new_key
 
 FORWARD = ["reserve", "charge", "ship"]
 
@@ -133,6 +133,17 @@ def test_a_retry_that_succeeds_undoes_nothing(make_checkout, sqlite_url):
     assert checkout.names() == ["reserve", "charge", "charge", "charge", "ship"]
     assert checkout.ask("SELECT attempt, status FROM idempotency_steps WHERE step = 'step:charge'") == [(3, "done")]
     assert checkout.done() == FORWARD
+
+
+def test_retries_count_over_crashes(make_checkout, sqlite_url):
+    """F136: one failure before the crash, one behind it: that was all."""
+    checkout = make_checkout(sqlite_url, retries=1)
+    answers = [decline, kill, decline]
+    checkout.hooks["before charge"] = lambda: answers.pop(0)()
+    key = new_key()
+    checkout.killed(key)
+    assert_rolled_back(checkout.later(key))
+    assert checkout.names() == ["reserve", "charge", "charge", "charge", "refund", "release"]
 
 
 def test_not_now(checkout: Checkout):

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from flask_idempotent import Provider, Saga
 from flask_idempotent.call import current_call
@@ -55,7 +56,8 @@ def test_killed_behind_the_last_step(quick: Checkout):
     quick.ends = lambda state: kill()
     quick.killed(key)
     quick.ends = lambda state: (state, 201)
-    assert quick.later(key).get_json()["run"] == 1
+    answer = quick.later(key).get_json()
+    assert (answer["run"], set(answer)) == (1, {"items", "run", *FORWARD})
     assert quick.names() == FORWARD
 
 
@@ -232,6 +234,31 @@ def test_the_lease_is_over_before_a_step(make_checkout, sqlite_url):
     assert checkout.names() == ["reserve", "charge"]
     assert checkout.steps()["charge", 0] == "begun"
     checkout.hooks.clear()
+    assert checkout.until_settled(key, path="/orders").status_code == 201
+    assert checkout.done() == FORWARD
+
+
+def test_the_lease_is_over_before_a_step_is_called_again(make_checkout, sqlite_url):
+    """It was begun by the one before, so nothing is written in between: a slow database is enough."""
+    checkout = make_checkout(sqlite_url, **LAPSING)
+    checkout.hooks["before charge"] = kill
+    key = new_key()
+    checkout.killed(key)
+    checkout.hooks.clear()
+    looks: list[str] = []
+
+    def look(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith("SELECT") and "began_at" in statement and "idempotency_steps.result" in statement:
+            looks.append(statement)
+            if len(looks) == 2:  # the view's own
+                threading.Event().wait(0.6)
+
+    event.listen(checkout.engine, "after_cursor_execute", look)
+    while len(looks) < 2:
+        answer = checkout.order(key)
+    event.remove(checkout.engine, "after_cursor_execute", look)
+    kit.assert_problem(answer, "lease-lost")
+    assert checkout.names() == ["reserve", "charge"]
     assert checkout.until_settled(key, path="/orders").status_code == 201
     assert checkout.done() == FORWARD
 
