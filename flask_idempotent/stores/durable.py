@@ -252,10 +252,10 @@ class DurableIntentStore(DurableStore):
         return self.back.since_first_use(claim)
 
     def steps(self, scope: Scope) -> Sequence[Step]:
-        return self._rows.steps(scope)
+        return self.back.steps(scope)
 
     def keep_steps(self, claim: Claim, steps: Sequence[Step], *, begun: bool) -> bool:
-        return self._rows.keep_steps(claim, steps, begun=begun)
+        return self.back.keep_steps(claim, steps, begun=begun)
 
     def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
         record = self.back.settle_completed(claim, orphan, completion)
