@@ -31,7 +31,7 @@ from tests import servers
 from tests.harness import Proxy, wait_until
 from tests.provider import ProviderClient, provider_process
 
-from .worker import PATHS, SAGA_PATH, Answer, Nursery, Worker, create_tables, send
+from .worker import PATHS, SAGA_LEASES, SAGA_PATH, Answer, Nursery, Worker, create_tables, send
 
 __all__ = ["CELLS", "DATABASES", "Cell", "Hospital", "Outcome", "Result", "main", "missing", "plan", "table"]
 
@@ -131,11 +131,12 @@ class Cell:
     def held(self, *, flushed: bool) -> float:
         """For how long after its claim the dead one's retry is refused at least: its lease, and what comes on top."""
         in_redis, in_sql, _ = self.left
+        lease_s = LEASE_S * SAGA_LEASES if self.kind == "saga" else LEASE_S
         if self.kind in ("intent", "saga") and in_sql == OPEN:
             # "It did not happen" is believed a little later than "it did"; a saga goes on then, too.
-            return LEASE_S + (max(SKEW_S, SETTLE_S) if self.outcome in (RUNS, BACK) else SKEW_S)
+            return lease_s + (max(SKEW_S, SETTLE_S) if self.outcome in (RUNS, BACK) else SKEW_S)
         if in_redis == OPEN and not flushed:
-            return LEASE_S + SKEW_S
+            return lease_s + SKEW_S
         return 0.0
 
 

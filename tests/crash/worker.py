@@ -56,6 +56,7 @@ from tests.provider import ProviderClient
 __all__ = [
     "KINDS",
     "PATHS",
+    "SAGA_LEASES",
     "SAGA_PATH",
     "VIEW_POINTS",
     "Answer",
@@ -73,6 +74,8 @@ PATHS = {"redis": "/tallies", "transaction": "/orders", "intent": "/charges"}
 KINDS = tuple(PATHS)
 #: The route of a saga, which is an ``intent`` route.
 SAGA_PATH = "/checkouts"
+#: Its lease, in leases of the others: it notes many things one after another.
+SAGA_LEASES = 3
 #: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, before the answer
 #: goes out (it is kept by then), and around the reconciler's look-up.
 VIEW_POINTS = ("effect", "local", "answer", "look_up")
@@ -281,7 +284,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         return {"charge": done["id"]}
 
     @app.post(SAGA_PATH)
-    @idempotent(durable="intent", provider=BANK, saga=checkout)
+    @idempotent(durable="intent", provider=BANK, saga=checkout, lease=SAGA_LEASES * lease_s)
     def check_out() -> Any:
         try:
             asked = request.get_json()
