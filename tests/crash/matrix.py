@@ -53,7 +53,7 @@ OPERATIONS = {"redis": ("transfers",), "intent": ("charges",), "saga": ("transfe
 DATABASES = ("postgresql", "mariadb", "sqlite")
 WITHOUT = "redis"
 #: Runs of a cell that is disturbed.
-TRIES = 6
+TRIES = 4
 #: Cells that run at once on each database.
 LANES = {WITHOUT: 2, "postgresql": 4, "mariadb": 4, "sqlite": 4}
 
