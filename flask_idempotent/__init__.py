@@ -1,9 +1,10 @@
 """Makes writes that can't be undone safe to retry: Flask, Redis, and a relational database."""
 
-from .errors import NothingHappened
+from .errors import NothingHappened, SagaFailed, TransientStepError
 from .notes import Notes
 from .providers import Provider
 from .records import Settlement
+from .sagas import Saga
 from .settling import Orphan
 from .web.current import current_idempotency
 from .web.extension import Idempotent
@@ -15,7 +16,10 @@ __all__ = [
     "NothingHappened",
     "Orphan",
     "Provider",
+    "Saga",
+    "SagaFailed",
     "Settlement",
+    "TransientStepError",
     "current_idempotency",
     "idempotent",
 ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .request.fingerprint import Fingerprinter
     from .settling import Orphan
 
-__all__ = ["ENVIRON_KEY", "Call", "current_call"]
+__all__ = ["ENVIRON_KEY", "Call", "current_call", "held_call"]
 
 #: Never on ``g``: nested app contexts, and requests under one outer context, would share it.
 ENVIRON_KEY = "flask_idempotent.call"
@@ -78,6 +78,11 @@ class Call:
     derive_key: Callable[[Provider | str | None, int, str | None], str] = field(default=_no_key, repr=False)
     #: A renewal was refused: the claim is another's.
     lost: bool = False
+    #: Why nothing that is answered now is kept: a saga was begun, and has not come to an end.
+    unfinished: str = ""
+    saga_ran: bool = False
+    #: Why the saga was rolled back: an answer that says so is kept.
+    rolled_back: str = ""
 
 
 def current_call() -> Call | None:
@@ -85,4 +90,18 @@ def current_call() -> Call | None:
     if not has_request_context():
         return None
     call: Call | None = request.environ.get(ENVIRON_KEY)
+    return call
+
+
+def held_call(what: str) -> Call:
+    """The call of the current request, once its claim is held.
+
+    :param what: what is asked of it, for the message.
+    :raises NotProtected: there is none.
+    """
+    call = current_call()
+    if call is None or call.claim is None or not call.entered:
+        raise NotProtected(
+            f"{what} is only there inside a protected view: mark the view with @idempotent, and send a key"
+        )
     return call

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 __all__ = [
     "PROBLEMS",
+    "CompensationFailed",
     "ConfigurationError",
     "EncryptionError",
     "ExpiredKey",
@@ -26,7 +27,9 @@ __all__ = [
     "PrincipalRequired",
     "RateLimited",
     "ResponseUnavailable",
+    "SagaFailed",
     "StoreUnavailable",
+    "TransientStepError",
     "UnreadableRecord",
 ]
 
@@ -157,6 +160,38 @@ class ResponseUnavailable(IdempotencyError):
     description = "Do not send it again with another key: look the result up."
 
 
+class SagaFailed(IdempotencyError):
+    """A saga came to its end without success. ``__cause__`` is what its step raised, in the request that it failed in.
+
+    :param step: the name of the step that failed; of the one whose compensation failed, where it is that.
+    """
+
+    ROLLED_BACK: ClassVar[Literal["ROLLED_BACK"]] = "ROLLED_BACK"
+    COMPENSATION_FAILED: ClassVar[Literal["COMPENSATION_FAILED"]] = "COMPENSATION_FAILED"
+
+    code = 409
+    problem = "saga-rolled-back"
+    title = "The request failed, and what was done of it has been undone"
+    description = "It is not tried again under this key. Send it with a new key to try it anew."
+    #: ``ROLLED_BACK``: all that was done is undone. ``COMPENSATION_FAILED``: something is left, and a human decides.
+    status: Literal["ROLLED_BACK", "COMPENSATION_FAILED"] = ROLLED_BACK
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self.step = step
+
+
+class CompensationFailed(SagaFailed):
+    """The same, with something left that could not be undone: nobody says that it failed, nor that it succeeded."""
+
+    problem = "indeterminate"
+    title = Indeterminate.title
+    description = Indeterminate.description
+    retryable = True
+    default_retry_after = Indeterminate.default_retry_after
+    status = SagaFailed.COMPENSATION_FAILED
+
+
 class ExpiredKey(IdempotencyError):
     code = 410
     problem = "expired-key"
@@ -196,6 +231,12 @@ class UnreadableRecord(StoreUnavailable):
     """A record is there, and this version can't read it. Not an outage: it never opens a route that fails open."""
 
 
+class TransientStepError(Exception):
+    """Raised by a step of a saga, or by a compensation: not now, perhaps later.
+
+    The saga stays there, and a retry of the request goes on with the very same call."""
+
+
 class NothingHappened(HTTPException):
     """Raised inside a protected view: the effect certainly did not happen, so the key may be used again.
 
@@ -220,6 +261,8 @@ PROBLEMS: tuple[type[IdempotencyError], ...] = (
     Indeterminate,
     LeaseLost,
     ResponseUnavailable,
+    SagaFailed,
+    CompensationFailed,
     ExpiredKey,
     Mismatch,
     RateLimited,

@@ -23,7 +23,6 @@ __all__ = ["UNSET", "Fields", "Keywords", "Outcome", "Unset", "keywords_from"]
 
 #: What this version can't do yet: the values that a keyword refuses, or ``None`` for all but the default.
 NOT_YET: dict[str, tuple[object, ...] | None] = {
-    "saga": None,
     "mode": ("log",),
 }
 
@@ -230,7 +229,9 @@ def _provider(value: object) -> object:
     )
 
 
-def _anything(value: object) -> object:
+def _saga(value: object) -> object:
+    if isinstance(value, type) or not callable(getattr(value, "run", None)) or not hasattr(value, "resume"):
+        raise ValueError(f"must be a Saga, not {show(value)}. Write checkout = Saga('checkout'), and saga=checkout.")
     return value
 
 
@@ -249,7 +250,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "recovery": one_of("retry", "reconcile", "manual", "abandon"),
     "reconcile": _callable,
     "provider": _provider,
-    "saga": _anything,
+    "saga": _saga,
     "pii": one_of(True, False),
     "store": one_of("full", "reference", "hash"),
     "rebuild": _callable,

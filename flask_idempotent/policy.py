@@ -64,6 +64,8 @@ class Policy:
     #: Milliseconds for which "it did not happen" is not believed, from the lapse on.
     settle_after_ms: int
     provider: Provider | None
+    #: The Saga that the view runs. It is above this layer, so it is not named here.
+    saga: object | None
     on_store_error: OnStoreError
     rate: RateLimit | None
     #: How long a duplicate waits for the first one's result; ``None`` where it is refused at once.
@@ -155,6 +157,7 @@ def bind_policy(keywords: Keywords, settings: Settings, *, where: str) -> Policy
         recovery=keywords.recovery,
         settle_after_ms=to_ms(_settle_after(keywords, settings, lease, provider)),
         provider=provider,
+        saga=keywords.saga,
         on_store_error=on_store_error,
         rate=settings.rate_limit if keywords.rate_limit is UNSET else keywords.rate_limit,
         wait_ms=to_ms(keywords.wait_timeout) if keywords.on_in_progress == "wait" else None,
@@ -208,7 +211,9 @@ def _durable_problems(keywords: Keywords, durable: Durable, on_store_error: OnSt
             f"store='hash' excludes {said}: a repeat could not get the first answer. "
             "Leave store out, or set durable=False."
         )
-    if durable == "intent" and keywords.recovery == "retry":
+    if keywords.saga is not None:
+        problems += _saga_problems(keywords, durable, said)
+    elif durable == "intent" and keywords.recovery == "retry":
         problems.append(
             f"recovery='retry' excludes {said}: a crash may have left an effect outside, and running again blind could "
             "repeat it. Set recovery='reconcile' with a reconciler, 'manual' or 'abandon'."
@@ -223,9 +228,23 @@ def _durable_problems(keywords: Keywords, durable: Durable, on_store_error: OnSt
     return problems
 
 
+def _saga_problems(keywords: Keywords, durable: Durable, said: str) -> list[str]:
+    """A saga goes on at the step that isn't done: there is nothing else to be decided about it."""
+    if durable != "intent":
+        return [
+            f"saga= excludes {said}: its steps act outside, and each is committed on its own. Set durable='intent'."
+        ]
+    if keywords.reconcile is not None or keywords.recovery in ("reconcile", "manual", "abandon"):
+        other = "reconcile=" if keywords.recovery is None else f"recovery={show(keywords.recovery)}"
+        return [f"{other} excludes saga=, whose recovery is to resume. Leave it out, or set recovery='retry'."]
+    return []
+
+
 def _redis_only_problems(keywords: Keywords) -> list[str]:
     """What needs a record that outlives Redis."""
     problems = []
+    if keywords.saga is not None:
+        problems.append("saga= needs durable='intent': its steps must outlive Redis. Set durable='intent'.")
     if keywords.provider is not None:
         problems.append("provider= needs a durable route: its key must survive Redis. Set durable='intent'.")
     if keywords.reconcile is not None or keywords.recovery in ("reconcile", "manual", "abandon"):

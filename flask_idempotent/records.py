@@ -23,6 +23,8 @@ __all__ = [
     "Scope",
     "Settlement",
     "State",
+    "Step",
+    "StepStatus",
     "StoredResponse",
     "Verdict",
 ]
@@ -248,6 +250,34 @@ class Settlement:
     def manual(cls, reason: str) -> Settlement:
         """A human must decide. The key answers ``indeterminate`` until then."""
         return cls("manual", reason=reason)
+
+
+class StepStatus(str, enum.Enum):
+    """Where a step of a saga stands; or the saga itself, in the row that heads its steps."""
+
+    BEGUN = "begun"  #: it may have happened; the saga: goes forward
+    DONE = "done"  #: it happened; the saga: all of it
+    FAILED = "failed"  #: it was refused for good, and may have happened all the same
+    UNDOING = "undoing"  #: its compensation may have happened; the saga: goes back, and never forward again
+    UNDONE = "undone"  #: it was compensated, or certainly never happened; the saga: nothing of it is left
+    UNDO_FAILED = "undo_failed"  #: its compensation was refused for good: a human decides
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A row of a saga. ``name`` has at most 64 characters, ``item`` counts from 0 where a step runs over several.
+
+    ``attempt`` counts the calls that failed, and the one that is to come. ``result`` is what the step gave.
+    ``age_ms`` is how long ago it was begun when it was read: the step, or where it is undone its compensation.
+    """
+
+    name: str
+    item: int = 0
+    status: StepStatus = StepStatus.BEGUN
+    attempt: int = 1
+    result: bytes = b""
+    reason: str = ""
+    age_ms: int = 0
 
 
 class Completed(str, enum.Enum):

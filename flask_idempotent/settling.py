@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
@@ -17,7 +18,7 @@ from .errors import EncryptionError, IdempotencyError, Indeterminate, LeaseLost,
 from .heartbeat import Heartbeat
 from .policy import finished_state
 from .providers.base import Provider
-from .records import Claim, ClaimReply, Completion, Record, Settlement, StoredResponse, Verdict
+from .records import Claim, ClaimReply, Completion, Record, Settlement, Step, StoredResponse, Verdict
 from .response.cipher import Cipher
 from .stores.backing import lease
 from .stores.base import NotCommitted, SettlingStore
@@ -89,7 +90,7 @@ class IntentEngine(Engine):
 
         :raises LeaseLost: the claim is not ours any more, or may not be.
         """
-        claim = self._held(call)
+        claim = self.held(call)
         call.context = {**call.context, **noted}
         text = json.dumps(call.context, separators=(",", ":")).encode()
         try:
@@ -97,7 +98,7 @@ class IntentEngine(Engine):
         except StoreUnavailable:
             raise StoreUnavailable(INTERRUPTED) from None
         call.lost = call.lost or not kept
-        self._held(call)
+        self.held(call)
 
     def hand_out(self, call: Call, provider: Provider, key: str, name: str) -> str:
         """Note that a provider's key goes out, and see that it may.
@@ -105,18 +106,53 @@ class IntentEngine(Engine):
         :raises LeaseLost: the claim is not ours any more, or may not be.
         :raises Indeterminate: the provider may have forgotten the first sending.
         """
-        claim = self._held(call)
+        claim = self.held(call)
         try:
             since_ms = self._settling.first_use(claim, name)
         except StoreUnavailable:
             raise StoreUnavailable(INTERRUPTED) from None
-        self._held(call)
+        self.held(call)
         if since_ms > 0 and self._may_be_forgotten(call, provider, since_ms):
             self.suspend(
                 call, reason=f"sending again is not safe: {provider.name} may have forgotten the first sending"
             )
             raise self.refuse(call, Indeterminate(), claim)
         return key
+
+    def steps(self, call: Call) -> list[Step]:
+        """The rows of the record's saga, with their results in clear.
+
+        :raises EncryptionError: they can't be read.
+        """
+        claim = self.held(call)
+        try:
+            rows = self._settling.steps(claim.scope)
+        except StoreUnavailable:
+            raise StoreUnavailable(INTERRUPTED) from None
+        digest = claim.scope.digest
+        return [
+            dataclasses.replace(row, result=self._cipher.open_text(digest, row.result) if row.result else b"")
+            for row in rows
+        ]
+
+    def keep_steps(self, call: Call, *steps: Step, begun: bool = False) -> None:
+        """Commit rows of the record's saga, all or none, before the work goes on.
+
+        :param begun: something is about to be called for the first time.
+        :raises LeaseLost: the claim is not ours any more, or may not be.
+        """
+        claim = self.held(call)
+        digest = claim.scope.digest
+        sealed = [
+            dataclasses.replace(step, result=self._cipher.seal_text(digest, step.result) if step.result else b"")
+            for step in steps
+        ]
+        try:
+            kept = self._settling.keep_steps(claim, sealed, begun=begun)
+        except StoreUnavailable:
+            raise StoreUnavailable(INTERRUPTED) from None
+        call.lost = call.lost or not kept
+        self.held(call)
 
     def _may_be_forgotten(self, call: Call, provider: Provider, since_ms: int) -> bool:
         if provider.deduplicates:
@@ -125,7 +161,11 @@ class IntentEngine(Engine):
         # nothing happened, or a human did.
         return call.policy.provider is None or call.policy.provider.name != provider.name
 
-    def _held(self, call: Call) -> Claim:
+    def held(self, call: Call) -> Claim:
+        """The claim, as long as nobody else can have it.
+
+        :raises LeaseLost: it is not ours any more, or may not be.
+        """
         claim = call.claim
         assert claim is not None
         if call.lost or call.settled or lease(claim).is_over:
@@ -186,7 +226,7 @@ class IntentEngine(Engine):
     def _look_up(self, call: Call, claim: Claim, orphan: Record) -> Settlement:
         if call.policy.recovery == "manual":
             return Settlement.manual("this route leaves what it doesn't know to a human")
-        if call.settle is None:
+        if call.settle is None and call.policy.saga is None:
             return Settlement.manual("this route has no reconciler")
         started_at = datetime.fromtimestamp(orphan.created_at / 1000, timezone.utc)
         try:
@@ -194,6 +234,9 @@ class IntentEngine(Engine):
         except EncryptionError:
             # Without it the reconciler might look for the wrong thing, and not find that.
             return Settlement("pending", reason="what the work noted can't be read: is a Fernet key missing?")
+        if call.settle is None:
+            # A saga knows by its own rows what was done; each of its steps says itself whether it may be sent again.
+            return Settlement.retry()
         seen = Orphan(call.endpoint, orphan.attempt, started_at, context, call.derive_key)
         try:
             return call.settle(seen)
@@ -203,7 +246,7 @@ class IntentEngine(Engine):
 
     def _doubt(self, call: Call, claim: Claim, orphan: Record) -> Settlement | None:
         """Why "it did not happen" is not believed; ``None`` where it is."""
-        provider = call.policy.provider
+        provider = call.policy.provider if call.policy.saga is None else None
         if provider is not None and not provider.deduplicates:
             return Settlement.manual(f"{provider.name} does not recognise a key: a human decides whether to send again")
         if orphan.read_at < orphan.unknown_since + claim.settle_after_ms:

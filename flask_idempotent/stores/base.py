@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..errors import StoreUnavailable
-from ..records import Claim, ClaimReply, Completion, CompletionReply, Record, Scope
+from ..records import Claim, ClaimReply, Completion, CompletionReply, Record, Scope, Step
 
 __all__ = ["NotCommitted", "Released", "SettlingStore", "Store"]
 
@@ -69,6 +69,16 @@ class SettlingStore(Store, Protocol):
 
     def since_first_use(self, claim: Claim) -> int | None:
         """How long ago the first of all keys was handed out (ms); ``None`` where none ever was."""
+
+    def steps(self, scope: Scope) -> Sequence[Step]:
+        """The rows of a record's saga."""
+
+    def keep_steps(self, claim: Claim, steps: Sequence[Step], *, begun: bool) -> bool:
+        """Commit rows of a saga as they are given, all or none. ``False``: the claim is not ours any more, and nothing
+        was written.
+
+        :param begun: something is about to be called for the first time: the age of the rows counts from now.
+        """
 
     def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
         """The verdict that it happened: what is stored now. ``None``: somebody else settled meanwhile."""

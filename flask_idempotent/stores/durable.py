@@ -21,6 +21,7 @@ from ..records import (
     Record,
     Scope,
     State,
+    Step,
     Verdict,
 )
 from .backing import backing
@@ -249,6 +250,12 @@ class DurableIntentStore(DurableStore):
 
     def since_first_use(self, claim: Claim) -> int | None:
         return self.back.since_first_use(claim)
+
+    def steps(self, scope: Scope) -> Sequence[Step]:
+        return self.back.steps(scope)
+
+    def keep_steps(self, claim: Claim, steps: Sequence[Step], *, begun: bool) -> bool:
+        return self.back.keep_steps(claim, steps, begun=begun)
 
     def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
         record = self.back.settle_completed(claim, orphan, completion)

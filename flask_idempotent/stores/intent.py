@@ -23,6 +23,7 @@ from ..records import (
     Record,
     Scope,
     State,
+    Step,
     Verdict,
 )
 from .backing import lease
@@ -30,6 +31,7 @@ from .base import NotCommitted, Released
 from .models import Tables
 from .rows import Rows, claim_parameters, key_of, lock_number
 from .statements import FIRST_USE, Statements
+from .steps import StepRows
 
 __all__ = ["IntentStore"]
 
@@ -55,6 +57,7 @@ class IntentStore:
     def __init__(self, engine: Callable[[], Engine], tables: Tables) -> None:
         self._sql = Statements(tables)
         self._rows = Rows(engine, self._sql)
+        self._steps = StepRows(self._rows, tables)
 
     def claim(self, claim: Claim) -> ClaimReply:
         """Commit the key, before anything is done. ``SETTLE``: one before us lapsed, and we alone may settle it."""
@@ -166,6 +169,12 @@ class IntentStore:
             return since
 
         return self._rows.settled(look)
+
+    def steps(self, scope: Scope) -> Sequence[Step]:
+        return self._steps.read(scope)
+
+    def keep_steps(self, claim: Claim, steps: Sequence[Step], *, begun: bool) -> bool:
+        return self._steps.keep(claim, steps, begun=begun)
 
     def read(self, scope: Scope) -> Record | None:
         return self._rows.read(scope)

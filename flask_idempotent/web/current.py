@@ -6,8 +6,8 @@ import json
 
 from flask import current_app
 
-from ..call import Call, current_call
-from ..errors import ConfigurationError, NotProtected
+from ..call import Call, held_call
+from ..errors import ConfigurationError
 from ..providers.base import Provider
 from ..settling import IntentEngine
 from .intent import key_name, provider_of
@@ -107,12 +107,7 @@ def _intent(call: Call, what: str) -> IntentEngine:
 
 
 def _held() -> Call:
-    call = current_call()
-    if call is None or call.claim is None or not call.entered:
-        raise NotProtected(
-            "current_idempotency is only there inside a protected view: mark the view with @idempotent, and send a key"
-        )
-    return call
+    return held_call("current_idempotency")
 
 
 current_idempotency = CurrentIdempotency()

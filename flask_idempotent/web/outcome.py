@@ -10,9 +10,10 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from ..call import Call
-from ..policy import Policy
+from ..policy import Policy, finished_state
+from ..records import State
 
-__all__ = ["Fate", "Outcome", "decide", "own_status", "unanswered", "without_answer"]
+__all__ = ["Fate", "Outcome", "decide", "end_state", "own_status", "unanswered", "without_answer"]
 
 log = logging.getLogger("flask_idempotent")
 
@@ -38,6 +39,10 @@ def decide(call: Call, response: Response) -> Outcome:
     take back what was done. Where the work shares a transaction with its key, it can be taken back, and is.
     """
     status = response.status_code
+    if call.unfinished:
+        return Outcome(Fate.SUSPEND, status, call.unfinished)
+    if call.rolled_back and status < 500:
+        return Outcome(Fate.KEEP, status, call.rolled_back)
     if call.nothing_happened:
         return Outcome(Fate.RELEASE, status, "nothing happened")
     own = call.own_status
@@ -52,6 +57,11 @@ def decide(call: Call, response: Response) -> Outcome:
     if own is not None and own_kept and call.returned and own != status:
         return without_answer(call, own, "a later layer replaced the answer")
     return unanswered(call, status, f"status {status}")
+
+
+def end_state(call: Call, status: int) -> State:
+    """The state of a record that is kept. Where its saga was rolled back it failed, whatever the view made of it."""
+    return State.FAILED if call.rolled_back else finished_state(status)
 
 
 def without_answer(call: Call, status: int, reason: str) -> Outcome:

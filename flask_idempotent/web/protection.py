@@ -34,7 +34,7 @@ from ..settling import IntentEngine
 from ..stores.backing import Lease
 from .claims import Loaders, header_key, make_claim
 from .intent import equip
-from .outcome import Fate, Outcome, decide, unanswered, without_answer
+from .outcome import Fate, Outcome, decide, end_state, unanswered, without_answer
 from .problems import own_handler, problem_response
 from .routes import Declaration, Routes
 from .session import SharedSession
@@ -240,7 +240,7 @@ class Protection:
             if call.returned and own is not None and call.policy.keeps(own):
                 self._end(call, without_answer(call, own, "no answer reached the client"))
             elif call.entered:
-                self._end(call, unanswered(call, 0, "the request ended without an answer"))
+                self._end(call, unanswered(call, 0, call.unfinished or "the request ended without an answer"))
             else:
                 call.engine.release(call, reason="the view was not reached")
         except IdempotencyError:
@@ -259,11 +259,12 @@ class Protection:
             headers = kept_headers(response.headers, policy.replay_header)
             self._end(call, without_answer(call, outcome.status, "the body broke off"), headers)
             raise
-        if policy.store != "full":
+        if policy.store != "full" and not call.rolled_back:
             stored = reduce(stored, policy.store, call.reference)
         # A handler's answer to an exception is kept; what the view did until then is not, where that can be helped.
         undo = not call.returned and call.own_status is None
-        settled = call.engine.complete(call, finished_state(outcome.status), stored, undo=undo)
+        state = end_state(call, outcome.status)
+        settled = call.engine.complete(call, state, stored, reason=outcome.reason, undo=undo)
         if settled.replay is not None:
             return self._replayed(call, settled.replay, marked=not settled.ours)
         if settled.expires_at is not None:

@@ -299,11 +299,16 @@ def _unsettled(endpoint: str, policy: Policy, mark: Mark) -> list[str]:
             for what, is_there in stated.items()
             if is_there
         ]
+    if policy.saga is not None:
+        if mark.reconciler is None:
+            return []
+        return [f"view {endpoint!r} has a reconciler and saga=, whose recovery is to resume: take the reconciler away"]
     if reconciler or policy.recovery in ("manual", "abandon"):
         return []
     return [
         f"view {endpoint!r}: durable='intent' needs a reconciler, which finds out what became of an attempt that ended "
-        "without an answer: register one with @view.reconciler or reconcile=, or state recovery='manual' or 'abandon'"
+        "without an answer: register one with @view.reconciler or reconcile=, or state recovery='manual' or 'abandon', "
+        "or saga="
     ]
 
 

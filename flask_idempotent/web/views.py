@@ -14,6 +14,7 @@ from werkzeug.wrappers import Response
 from ..call import Call
 from ..errors import ConfigurationError, NothingHappened
 from ..keywords import Keywords, keywords_from
+from ..sagas import resume
 from .outcome import own_status
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def protect_view(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
             if isinstance(call, Response):
                 return call
             try:
+                resume(call)
                 value = await view(*args, **kwargs)
             except BaseException as error:
                 _failed(call, error)
@@ -163,6 +165,7 @@ def protect_view(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
             if isinstance(call, Response):
                 return call
             try:
+                resume(call)
                 value = view(*args, **kwargs)
             except BaseException as error:
                 _failed(call, error)

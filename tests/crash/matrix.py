@@ -32,7 +32,7 @@ from tests import servers
 from tests.harness import Proxy, wait_until
 from tests.provider import ProviderClient, provider_process
 
-from .worker import PATHS, Answer, Nursery, Worker, create_tables, send
+from .worker import PATHS, SAGA_LEASES, SAGA_PATH, Answer, Nursery, Worker, create_tables, send
 
 __all__ = ["CELLS", "DATABASES", "Cell", "Hospital", "Outcome", "Result", "main", "missing", "plan", "table"]
 
@@ -45,7 +45,11 @@ INLINE = 1000
 BOUND_S = 60.0
 REPLAYED = "Idempotent-Replayed"
 EXPIRES = "Idempotency-Expires"
-ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge"}
+ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge", "saga": "check_out"}
+#: Where requests of each kind go. A saga is on an ``intent`` route.
+ROUTES = {**PATHS, "saga": SAGA_PATH}
+#: What they do at the provider.
+OPERATIONS = {"redis": ("transfers",), "intent": ("charges",), "saga": ("transfers", "charges", "refunds")}
 #: The columns of the table. What a Redis-only route does is the same on all databases: it asks none.
 DATABASES = ("postgresql", "mariadb", "sqlite")
 WITHOUT = "redis"
@@ -61,12 +65,13 @@ class Outcome:
     RUNS = "runs"  #: its view runs
     SETTLED = "looked up"  #: the reconciler finds the effect, and its result is the answer
     REPLAY = "replay"  #: the dead one's answer is given
+    BACK = "goes back"  #: the saga failed: what was done is undone, and the record has failed
     HUMAN = "for a human"  #: the view itself broke the transaction: 409 `indeterminate` until somebody decides
 
 
-RUNS, SETTLED, REPLAY, HUMAN = Outcome.RUNS, Outcome.SETTLED, Outcome.REPLAY, Outcome.HUMAN
+RUNS, SETTLED, REPLAY, BACK, HUMAN = Outcome.RUNS, Outcome.SETTLED, Outcome.REPLAY, Outcome.BACK, Outcome.HUMAN
 
-OPEN, DONE, FREE, UNKNOWN = "in_progress", "succeeded", "released", "indeterminate"
+OPEN, DONE, FAILED, FREE, UNKNOWN = "in_progress", "succeeded", "failed", "released", "indeterminate"
 #: What stands in Redis, in the database, and how often the effect is there.
 Left = tuple[str | None, str | None, int]
 
@@ -77,7 +82,7 @@ EARLY, LATE = {"layer": "view", "at": "effect", "when": "before"}, {"layer": "vi
 class Cell:
     """A point of death.
 
-    :param kind: of the route: ``redis``, ``transaction``, ``intent``.
+    :param kind: of the route: ``redis``, ``transaction``, ``intent``, ``saga``.
     :param layer: with ``at`` and ``when``: the store call, or the point in the view.
     :param left: what is there when the process is dead.
     :param outcome: of the retry.
@@ -90,6 +95,7 @@ class Cell:
     :param action: ``"kill"``; ``"raise"``: the store fails once; ``"away"``: its server is gone for the worker.
     :param told: status and code of what the client of a worker that lives on gets.
     :param pad: makes the answer longer.
+    :param n: which of these calls it is.
     """
 
     kind: str
@@ -105,6 +111,7 @@ class Cell:
     action: str = "kill"
     told: tuple[int, str] | None = None
     pad: int = 0
+    n: int = 1
 
     @property
     def point(self) -> str:
@@ -113,7 +120,7 @@ class Cell:
     @property
     def id(self) -> str:
         """Unique, and fit for a test's name."""
-        more = [] if self.action == "kill" else [self.action]
+        more = [*([] if self.action == "kill" else [self.action]), *([] if self.n == 1 else [str(self.n)])]
         return "-".join([self.kind, f"{self.layer}.{self.at}", self.when, *more, *self.first, *self.does]).replace(
             " ", "_"
         )
@@ -125,9 +132,9 @@ class Cell:
     def held(self, *, flushed: bool) -> float:
         """For how long after its claim the dead one's retry is refused at least, besides its lease; 0 if it isn't."""
         in_redis, in_sql, _ = self.left
-        if self.kind == "intent" and in_sql == OPEN:
-            # "It did not happen" is believed a little later than "it did".
-            return max(SKEW_S, SETTLE_S) if self.outcome == RUNS else SKEW_S
+        if self.kind in ("intent", "saga") and in_sql == OPEN:
+            # "It did not happen" is believed a little later than "it did"; a saga goes on then, too.
+            return max(SKEW_S, SETTLE_S) if self.outcome in (RUNS, BACK) else SKEW_S
         if in_redis == OPEN and not flushed:
             return SKEW_S
         return 0.0
@@ -292,15 +299,42 @@ def _of_replays(kind: str) -> Iterator[Cell]:
     yield from around(kind, "redis", "complete", committed, copied, first=("done", "flushed"))
 
 
-#: Between two steps of a saga: filled as soon as there are sagas.
-SAGA_CELLS: list[Cell] = []
+def _saga() -> Iterator[Cell]:
+    """Two steps. Each is noted when it begins and when it is done, after the saga itself and before its end. Where the
+    second is declined: that it failed, with the turn; then each undo like a step."""
+    kind, resumes = "saga", {"outcome": RUNS, "effects": 2, "attempt": 2}
+
+    def open_with(effects: int) -> dict[str, Any]:
+        return {"left": (OPEN, OPEN, effects)}
+
+    yield from around(kind, "intent", "steps", open_with(0), open_with(0), **resumes)
+    for n, effects in enumerate((0, 0, 1, 1, 2, 2), 1):
+        yield from around(kind, "intent", "keep_steps", open_with(effects), open_with(effects), **resumes, n=n)
+    yield from around(kind, "view", "effect", open_with(1), open_with(2), **resumes)
+    # It turns with the fifth of what is noted: before that a retry goes forward, and is not declined.
+    back = {"outcome": BACK, "effects": 3, "attempt": 2, "does": ("declines",)}
+    yield Cell(kind, "intent", "keep_steps", "before", (OPEN, OPEN, 1), **resumes, does=("declines",), n=5)  # type: ignore[arg-type]
+    yield Cell(kind, "intent", "keep_steps", "after", (OPEN, OPEN, 1), **back, n=5)  # type: ignore[arg-type]
+    for n, effects in enumerate((1, 2, 2, 3, 3), 6):
+        yield from around(kind, "intent", "keep_steps", open_with(effects), open_with(effects), **back, n=n)
+    # The answer of a saga that went back is kept like any other.
+    yield from around(
+        kind, "intent", "complete", {**open_with(3), **back},
+        {**back, "left": (OPEN, FAILED, 3), "attempt": 1},
+    )  # fmt: skip
+
+
+SAGA_CELLS: list[Cell] = [*_saga()]
 
 CELLS: list[Cell] = [*_redis_only(), *_transaction(), *_intent(), *SAGA_CELLS]
 
+WHEN = ("before", "after")
 #: Which store calls there are: every public method, on each kind of route that has the layer.
 STORES: dict[str, type] = {"redis": RedisStore, "transaction": SqlStore, "intent": IntentStore}
 #: Those that no request of that kind makes, and why.
 NEVER = {
+    ("intent", "intent", "steps"): "only a saga has steps",
+    ("intent", "intent", "keep_steps"): "only a saga has steps",
     ("redis", "redis", "refund"): "only a durable route finds out that a new key is none",
     ("transaction", "redis", "read"): "durable routes read the database",
     ("intent", "redis", "read"): "durable routes read the database",
@@ -315,8 +349,9 @@ def points() -> set[tuple[str, str, str, str]]:
             store = STORES[layer]
             for at in dir(store):
                 if not at.startswith("_") and callable(getattr(store, at)) and (kind, layer, at) not in NEVER:
-                    found |= {(kind, layer, at, when) for when in ("before", "after")}
-    return found
+                    found |= {(kind, layer, at, when) for when in WHEN}
+    # A saga's route is an ``intent`` route, with two calls more.
+    return found | {("saga", "intent", at, when) for at in ("steps", "keep_steps", "complete") for when in WHEN}
 
 
 # -- running -------------------------------------------------------------------------------------------------------
@@ -413,7 +448,11 @@ class Case:
         """The ledger's entries of this name, or the orders."""
         if self.cell.kind == "transaction":
             return [{"id": number} for (number,) in self.lane.ask("SELECT id FROM orders WHERE name = :n", n=self.name)]
-        return self.lane.provider.done_for(self.name, "transfers" if self.cell.kind == "redis" else "charges")
+        return [
+            entry
+            for operation in OPERATIONS[self.cell.kind]
+            for entry in self.lane.provider.done_for(self.name, operation)
+        ]
 
     def left(self) -> Left:
         return self.in_redis(), self.in_sql(), len(self.entries())
@@ -435,7 +474,7 @@ class Case:
 
     def post(self, worker: Worker, **changed: Any) -> Answer:
         options = {"key": self.key, "body": self.body, **changed}
-        return send(worker.url, PATHS[self.cell.kind], **options)
+        return send(worker.url, ROUTES[self.cell.kind], **options)
 
     def forget(self) -> None:
         """A flush, as far as this record goes."""
@@ -582,7 +621,7 @@ class Case:
         :param held: it is asked at once, a moment before so many seconds are over, and then again and again.
         """
         ends, refused = time.monotonic() + BOUND_S, 0
-        while (answer := self.post(self.lane.healthy)).status in (409, 503):
+        while (answer := self.post(self.lane.healthy)).status in (409, 503) and "Retry-After" in answer.headers:
             self.assert_refused(answer)
             refused += 1
             assert time.monotonic() < ends, f"still refused: {answer}"
@@ -621,7 +660,8 @@ class Case:
     def check(self) -> None:
         cell = self.cell
         if cell.action == "kill":
-            victim = self.spawn({"layer": cell.layer, "at": cell.at, "when": cell.when, "does": list(cell.does)})
+            fault = {"layer": cell.layer, "at": cell.at, "when": cell.when, "n": cell.n, "does": list(cell.does)}
+            victim = self.spawn(fault)
             self.prepare()
             self.die(victim, cell.point, overtaken="overtaken" in cell.first)
             self.result.pids.append(victim.pid)
@@ -639,14 +679,14 @@ class Case:
         if cell.at == "renew" and left[2] < expected[2]:
             raise Disturbed("a renewal came before the effect")
         assert left == expected, f"left {left}, not {expected}"
-        kept = self.stored() if cell.outcome == REPLAY else None
+        kept = self.stored() if cell.outcome == REPLAY or cell.left[1] == FAILED else None
         if self.flush:
             self.forget()
         if cell.outcome == HUMAN:
             return self.assert_for_a_human()
         held = cell.held(flushed=self.flush) if expected == cell.left else 0.0
         if held:
-            held += self.lane.lease_s
+            held += self.lane.lease_s * (SAGA_LEASES if cell.kind == "saga" else 1)
         if "flushed" in cell.first and self.first_sent:
             self.sent = self.first_sent  # the lease in the database is that one's
         answer = self.retried(held)
@@ -657,11 +697,14 @@ class Case:
 
     def assert_settled(self, answer: Answer, kept: bytes | None) -> None:
         cell = self.cell
-        assert answer.status == 201, answer
-        looked_up = answer.json()["run"].startswith("looked up")
+        if cell.outcome == BACK:
+            assert (answer.status, answer.json()["code"]) == (409, "saga-rolled-back"), answer
+        else:
+            assert answer.status == 201, answer
+            looked_up = answer.json()["run"].startswith("looked up")
+            assert looked_up == (cell.outcome == SETTLED) or cell.outcome == REPLAY, answer
         replayed = answer.headers.get(REPLAYED) == "true"
-        assert replayed == (cell.outcome != RUNS), answer
-        assert looked_up == (cell.outcome == SETTLED) or cell.outcome == REPLAY, answer
+        assert replayed == (cell.outcome in (SETTLED, REPLAY) or kept is not None), answer
         if kept is not None:
             assert answer.body == kept, f"{answer.body!r} is not {kept!r}"
         if self.earlier is not None and cell.outcome == REPLAY:
@@ -683,18 +726,24 @@ class Case:
             assert payments[0][0] == 1
         elif cell.kind == "redis":
             assert answer.json()["entry"] == entries[-1]["id"]
+        elif cell.kind == "saga":
+            back = cell.outcome == BACK
+            operations = ["transfers", "refunds", "refunds"] if back else ["transfers", "charges"]
+            assert [entry["operation"] for entry in entries] == operations
+            assert back or answer.json()["charge"] == entries[-1]["id"]
 
     def assert_records(self, answer: Answer) -> None:
         """Nothing is stuck, nothing stays for ever, and the numbers agree with what happened."""
         cell = self.cell
-        assert self.in_redis() == DONE
+        state = FAILED if cell.outcome == BACK else DONE
+        assert self.in_redis() == state
         assert all(self.lane.redis.pttl(name) > 0 for name in self.names()), "a key without an end"
         if cell.kind == "redis":
             assert int(self.lane.redis.hget(self.record, "attempt") or 0) == cell.attempt
             assert self.stored() == answer.body
             return
         row = self.row()
-        assert (row.status, row.attempt) == (DONE, cell.attempt), row
+        assert (row.status, row.attempt) == (state, cell.attempt), row
         assert self.stored() == answer.body
         assert row.expires_at > row.completed_at >= row.created_at
 
@@ -818,13 +867,14 @@ def table(results: Iterable[Result]) -> str:
     for result in results:
         by_cell.setdefault(result.cell, {})[result.database] = result
     lines = []
-    for kind in PATHS:
+    for kind in ROUTES:
         columns = (WITHOUT,) if kind == "redis" else DATABASES
         lines.append(f"{'-- ' + kind + ' ':-<60}" + "".join(f" {name:<26}" for name in columns) + " a retry")
         for cell in CELLS:
             if cell.kind != kind or cell not in by_cell:
                 continue
-            more = ", ".join([*([] if cell.action == "kill" else [cell.action]), *cell.first, *cell.does])
+            action, number = [cell.action] * (cell.action != "kill"), [f"{cell.n}."] * (cell.n > 1)
+            more = ", ".join([*action, *cell.first, *cell.does, *number])
             found = by_cell[cell]
             cells = "".join(f" {found[name]!s:<26}" if name in found else f" {'NOT RUN':<26}" for name in columns)
             lines.append(f"{cell.point + (f' ({more})' if more else ''):<60}{cells} {cell.outcome}")

@@ -4,10 +4,22 @@ import dataclasses
 
 import pytest
 
-import flask_idempotent
-
 from .conftest import Ward
-from .matrix import CELLS, DATABASES, RUNS, SAGA_CELLS, STORES, WITHOUT, Cell, Result, missing, plan, points, table
+from .matrix import (
+    BACK,
+    CELLS,
+    DATABASES,
+    RUNS,
+    SAGA_CELLS,
+    STORES,
+    WITHOUT,
+    Cell,
+    Result,
+    missing,
+    plan,
+    points,
+    table,
+)
 from .worker import PATHS, VIEW_POINTS
 
 #: The rows of the matrix in the docs, and the cells that they stand for: kind -> points.
@@ -29,6 +41,8 @@ ROWS: dict[str, dict[str, str]] = {
         "intent": "intent.complete after",
     },
     "after the copy, before the answer goes out": dict.fromkeys(PATHS, "view.answer before"),
+    "between two steps of a saga, or in one": {"saga": "intent.keep_steps after"},
+    "while a saga goes back": {"saga": "intent.keep_steps before"},
     "in the reconciler": {"intent": "view.look_up before"},
 }
 
@@ -102,8 +116,14 @@ def test_the_store_away_at_completion() -> None:
         assert [cell for cell in CELLS if cell.kind == kind and cell.action == "away"]
 
 
-def test_sagas_have_cells_as_soon_as_there_are_sagas() -> None:
-    assert bool(SAGA_CELLS) == hasattr(flask_idempotent, "Saga")
+def test_a_saga_has_cells_for_both_ways() -> None:
+    """Before and after all that is noted of it, forward and back."""
+    noted = {cell.outcome: set() for cell in SAGA_CELLS}
+    for cell in SAGA_CELLS:
+        if cell.at == "keep_steps":
+            noted[cell.outcome].add((cell.n, cell.when))
+    assert noted[RUNS] == {(n, when) for n in range(1, 7) for when in ("before", "after")}
+    assert noted[BACK] == {(n, when) for n in range(5, 11) for when in ("before", "after")} - {(5, "before")}
 
 
 def test_cells_have_names_of_their_own() -> None:

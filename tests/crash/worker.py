@@ -44,6 +44,7 @@ from flask_idempotent import (
     NothingHappened,
     Orphan,
     Provider,
+    Saga,
     Settlement,
     current_idempotency,
     idempotent,
@@ -52,13 +53,29 @@ from flask_idempotent.errors import LeaseLost
 from flask_idempotent.testing import FaultyStore
 from tests.provider import ProviderClient
 
-__all__ = ["KINDS", "PATHS", "VIEW_POINTS", "Answer", "Nursery", "Worker", "create_app", "create_tables", "send"]
+__all__ = [
+    "KINDS",
+    "PATHS",
+    "SAGA_LEASES",
+    "SAGA_PATH",
+    "VIEW_POINTS",
+    "Answer",
+    "Nursery",
+    "Worker",
+    "create_app",
+    "create_tables",
+    "send",
+]
 
 ROOT = Path(__file__).parents[2]
 KEY = "Idempotency-Key"
 #: What the kinds of routes are called, and where they are.
 PATHS = {"redis": "/tallies", "transaction": "/orders", "intent": "/charges"}
 KINDS = tuple(PATHS)
+#: The route of a saga, which is an ``intent`` route.
+SAGA_PATH = "/checkouts"
+#: Its lease, in leases of the others: it notes many things one after another.
+SAGA_LEASES = 3
 #: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, before the answer
 #: goes out (it is kept by then), and around the reconciler's look-up.
 VIEW_POINTS = ("effect", "local", "answer", "look_up")
@@ -88,8 +105,9 @@ class Faults:
 
     def does(self, what: str) -> bool:
         """What the view does besides, one or a list: ``"waits"``, ``"stops"`` (its whole process, until it is resumed),
-        ``"gives back"``, ``"fails early"`` before the effect; ``"commits"`` (ends the transaction around it),
-        ``"fails"``, ``"waits after"`` behind it; the reconciler ``"is unsure"``. It waits for as long as a lease."""
+        ``"gives back"``, ``"fails early"`` before the effect, ``"declines"`` the second step of a saga; ``"commits"``
+        (ends the transaction around it), ``"fails"``, ``"waits after"`` behind it; the reconciler ``"is unsure"``. It
+        waits for as long as a lease."""
         said = self.fault.get("does", ())
         return what in ([said] if isinstance(said, str) else said)
 
@@ -247,6 +265,34 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         return Settlement.completed(
             {"run": f"looked up {uuid.uuid4()}", "charge": found["id"], "name": orphan.context["name"]}, 201
         )
+
+    checkout = Saga("checkout")
+
+    def undo(state: dict[str, Any], key: str) -> None:
+        bank.act("refunds", key=key, reference=state["name"])
+
+    @checkout.step(compensate=undo)
+    def reserve(state: dict[str, Any], key: str) -> None:
+        bank.act("transfers", key=key, reference=state["name"])
+
+    @checkout.step(compensate=undo)
+    def pay(state: dict[str, Any], key: str) -> dict[str, Any]:
+        if faults.does("declines"):
+            raise RuntimeError("the step failed, as it was told to")
+        faults.pass_by("effect", "before")
+        done = bank.charge(100, key=key, reference=state["name"])
+        faults.pass_by("effect", "after")
+        return {"charge": done["id"]}
+
+    @app.post(SAGA_PATH)
+    @idempotent(durable="intent", provider=BANK, saga=checkout, lease=SAGA_LEASES * lease_s)
+    def check_out() -> Any:
+        try:
+            asked = request.get_json()
+            return end(asked, charge=checkout.run({"name": asked["name"]})["charge"])
+        except LeaseLost:
+            faults.note("view", "lost", "its lease")
+            raise
 
     @app.after_request
     def goes_out(response: Any) -> Any:

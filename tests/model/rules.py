@@ -35,6 +35,7 @@ RULES: dict[str, Rule] = {
             "a release compares the token",
             "a renewal compares the token",
             "a note compares the token",
+            "a saga's row compares the token",
         ),
     ),
     "cas_state": Rule(
@@ -53,6 +54,7 @@ RULES: dict[str, Rule] = {
             "a release compares the state",
             "suspending compares the state",
             "a renewal compares the state",
+            "a saga's row compares the state",
         ),
     ),
     "complete_own": Rule(
@@ -334,8 +336,24 @@ RULES: dict[str, Rule] = {
     "recheck": Rule("`intent`: a released row is looked up once more before it is swept.", NOT_BUILT),
     "sweep_recheck": Rule("The sweep checks state and expiry again as it deletes.", NOT_BUILT),
     # -- sagas -------------------------------------------------------------------------------------------------------
-    "saga_commit": Rule("Saga: every step is committed on its own.", NOT_BUILT),
-    "saga_hold": Rule("Saga: while it is compensated, nobody claims it.", NOT_BUILT),
-    "saga_failed": Rule("Saga: rolled back is `failed`: a retry needs a new key.", NOT_BUILT),
-    "comp_commit": Rule("Saga: an undo runs once, under a key of its own.", NOT_BUILT),
+    "saga_commit": Rule(
+        "Saga: every step is committed on its own.",
+        "sagas/course.py, stores/steps.py",
+        why="it is about which calls are made; `tests/sagas/test_resume.py`, `tests/sagas/test_rows.py`",
+    ),
+    "saga_hold": Rule(
+        "Saga: while it is compensated, nobody claims it.",
+        "sagas/course.py, web/views.py",
+        why="whoever compensates holds the claim, and every store keeps that; `tests/sagas/test_back.py`",
+    ),
+    "saga_failed": Rule(
+        "Saga: rolled back is `failed`: a retry needs a new key.",
+        "web/outcome.py",
+        why="it is about which state is kept; `tests/sagas/test_back.py`",
+    ),
+    "comp_commit": Rule(
+        "Saga: an undo runs once, under a key of its own.",
+        "sagas/course.py",
+        why="it is about which calls are made; `tests/sagas/test_back.py`",
+    ),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from flask_idempotent import settling
 from flask_idempotent.errors import IdempotencyError
-from flask_idempotent.stores import durable, intent, redis, rows, sql, statements, transaction
+from flask_idempotent.stores import durable, intent, redis, rows, sql, statements, steps, transaction
 from flask_idempotent.stores.base import NotCommitted
 from tests.contract.lua_tools import replace_once
 
@@ -107,6 +107,12 @@ SWITCHES: dict[str, Switch] = {
     ),
     "a note compares the token": _off(
         *_LEASED, "update(keys).where(*this, token, open_)", f"update(keys).where(*this, {_TOKEN}, open_)"
+    ),
+    "a saga's row compares the token": _off(
+        steps.StepRows, "__init__", 'keys.c.claim_token == bindparam("p_token"),', _TOKEN + ","
+    ),
+    "a saga's row compares the state": _off(
+        steps.StepRows, "__init__", "keys.c.status == State.IN_PROGRESS.value,", ""
     ),
     "a renewal compares the token": _off(*_LEASED, _HELD, "open_"),
     "a renewal compares the state": _off(*_LEASED, _HELD, "keys.c.claim_token.in_(tokens)"),

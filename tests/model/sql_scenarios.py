@@ -9,7 +9,7 @@ import redis as redis_client
 
 from flask_idempotent import Provider, Settlement
 from flask_idempotent.errors import Indeterminate, LeaseLost, UnreadableRecord
-from flask_idempotent.records import Completed, Completion, State, Verdict
+from flask_idempotent.records import Completed, Completion, State, Step, Verdict
 from flask_idempotent.stores.backing import lease
 from flask_idempotent.stores.base import NotCommitted, Released
 from flask_idempotent.stores.redis import RedisStore
@@ -114,6 +114,22 @@ def another_token_notes_nothing(bench: Bench) -> None:
     bench.running("t1")
     assert not bench.intent.note(bench.leased("t2"), b"note")
     assert not bench.row().context
+
+
+@of("a saga's row compares the token")
+def another_token_writes_no_step(bench: Bench) -> None:
+    bench.running("t1")
+    assert not bench.intent.keep_steps(bench.leased("t2"), [Step("step:a")], begun=True)
+    assert not bench.intent.steps(SCOPE)
+
+
+@of("a saga's row compares the state")
+def who_was_taken_over_writes_no_step(bench: Bench) -> None:
+    """Nobody goes forward while another finds out how it stands."""
+    first = bench.lapsed("t1")
+    bench.taken_over("t2")
+    assert not bench.intent.keep_steps(first, [Step("step:a")], begun=True)
+    assert not bench.intent.steps(SCOPE)
 
 
 @of("a renewal compares the token")

@@ -285,7 +285,7 @@ def test_unknown_keywords_are_refused_with_the_nearest_known_one(name: str, hint
     assert refusal(**{name: 1}) == f"@idempotent: {name}= is not a known keyword.{end}"
 
 
-@pytest.mark.parametrize(("name", "value"), [("saga", object()), ("mode", "log")])
+@pytest.mark.parametrize(("name", "value"), [("mode", "log")])
 def test_what_is_not_built_yet_is_refused_by_one_table(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

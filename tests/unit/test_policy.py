@@ -103,6 +103,7 @@ def test_the_settings_decide_what_the_keywords_leave_open() -> None:
         recovery=None,
         settle_after_ms=9_000,
         provider=None,
+        saga=None,
         on_store_error="open",
         rate=RateLimit(7, 1_000),
         wait_ms=None,

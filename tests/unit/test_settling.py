@@ -124,7 +124,7 @@ def make_claim() -> Claim:
 
 
 def make_call(engine: IntentEngine, settle: Any = None, **policy: Any) -> Call:
-    values = {"recovery": None, "provider": BANK, "wait_ms": None, **policy}
+    values = {"recovery": None, "provider": BANK, "saga": None, "wait_ms": None, **policy}
     call = Call(object(), SimpleNamespace(**values), "charges", engine, None)  # type: ignore[arg-type]
     call.settle = settle
     call.make_answer = lambda settlement: StoredResponse(settlement.status, (), b"answer")

@@ -35,6 +35,7 @@ PROBLEMS = {
     "in-progress": (409, True),
     "lease-lost": (409, True),
     "response-unavailable": (409, False),
+    "saga-rolled-back": (409, False),
     "expired-key": (410, False),
     "mismatch": (422, False),
     "rate-limited": (429, True),
