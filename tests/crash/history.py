@@ -6,11 +6,11 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CHECK", "FORGETTING", "History", "Mark", "Sent", "forgotten"]
+__all__ = ["CHECK", "FORGETTING", "History", "Mark", "Sent"]
 
 #: The number of the client that asks at the end, when all is calm.
 CHECK = -1
@@ -78,12 +78,6 @@ class Mark:
         return " ".join(part for part in (self.kind, self.worker, self.detail) if part)
 
 
-def forgotten(sent: Sequence[Sent], marks: Sequence[Mark]) -> bool:
-    """Whether Redis was emptied after the first result was told, and before another was."""
-    told = [each.until for each in sent if each.told]
-    return bool(told) and any(mark.kind in FORGETTING and mark.until >= max(told) for mark in marks)
-
-
 class History:
     """All of a batch; many threads write it."""
 
@@ -108,8 +102,9 @@ class History:
             return sorted(self._sent[trial], key=lambda sent: sent.at)
 
     def is_forgotten(self, trial: int) -> bool:
-        """Whether Redis knows nothing any more of what was told."""
-        return forgotten(self.of(trial), self.marks)
+        """Whether Redis was emptied after the last result was told."""
+        told = [each.until for each in self.of(trial) if each.told]
+        return bool(told) and any(mark.kind in FORGETTING and mark.until >= max(told) for mark in self.marks)
 
     def __iter__(self) -> Iterator[Sent]:
         with self._lock:

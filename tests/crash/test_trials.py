@@ -246,6 +246,14 @@ def test_a_wrong_record_is_found(kind, change, expected):
     assert any(expected in finding for finding in story.findings()), story.findings()
 
 
+def test_redis_alone_forgot():
+    """Then the key may be a stranger's, who leaves what he likes."""
+    story = replace(Story("redis"), copy=Copy("in_progress", False, b"", ""))
+    assert story.findings() == ["Redis has in_progress"]
+    story.marks.append(Mark("flush", 1.9, 1.9))
+    assert story.findings() == []
+
+
 def test_a_copy_without_its_body_is_right():
     """A long answer is in the database alone."""
     assert replace(Story("transaction"), copy=Copy("succeeded", True, b"", "mirrored")).findings() == []
