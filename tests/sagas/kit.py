@@ -105,7 +105,7 @@ class Checkout(Till):
 
     def use_keys(self, *keys: bytes) -> None:
         """As after a restart with these ``FERNET_KEYS``."""
-        engine = self.app.extensions["idempotent"]._intent_engine
+        engine = self.app.extensions["idempotent"].engines["intent"]
         engine._cipher = Cipher(keys)
 
     # -- what is there -------------------------------------------------------------------------------------------------
