@@ -103,8 +103,14 @@ class Supervisor:
         self._start()
 
     def _reap(self, signum: int, frame: FrameType | None) -> None:
-        if self.server is not None:
-            self.server.poll()
+        # A restart that came in the middle would wait for a lock that this holds: a server that was killed makes both
+        # signals come at once.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            if self.server is not None:
+                self.server.poll()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def _wait_until_unused(self) -> None:
         while True:

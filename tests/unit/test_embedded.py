@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from flask_idempotent.stores import embedded
+from flask_idempotent.stores.supervisor import Supervisor
 from flask_idempotent.testing import EmbeddedRedis
 from tests import servers
 from tests.harness import wait_until
@@ -71,6 +72,37 @@ def test_starts_again_at_the_same_address():
     with server, redis.Redis.from_url(server.url) as client:
         assert server.url == url
         assert client.get("k") is None
+
+
+def test_a_restart_waits_until_a_dead_server_is_reaped():
+    """Both signals come at once where a server was killed and is started again; one inside of the other hung."""
+
+    class DeadServer:
+        reaping = False
+
+        def poll(self):
+            self.reaping = True
+            signal.raise_signal(signal.SIGUSR1)
+            self.reaping = False
+
+    supervisor = Supervisor.__new__(Supervisor)
+    server = supervisor.server = DeadServer()
+    restarts = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: restarts.append(server.reaping))
+    try:
+        supervisor._reap(signal.SIGCHLD, None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert restarts == [False]
+
+
+def test_killed_and_started_again_many_times():
+    with EmbeddedRedis() as server:
+        for _ in range(30):
+            os.kill(server.pid, signal.SIGKILL)
+            server.restart()
+            with redis.Redis.from_url(server.url) as client:
+                assert client.ping()
 
 
 def test_restart_keeps_what_the_options_make_it_keep():
