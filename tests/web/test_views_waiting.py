@@ -54,7 +54,7 @@ class Waiting:
         return future
 
     def free_places(self) -> int:
-        return self.app.extensions["idempotent"].engine._waiters._value
+        return self.app.extensions["idempotent"].engines[False]._waiters._value
 
 
 def test_the_result_as_soon_as_it_is_there(make_app, effects, crowd):
@@ -211,7 +211,7 @@ def test_async_views_wait_too(make_app, effects, crowd):
     first = crowd.start(app.test_client().post, "/orders", headers=headers)
     gate.wait_inside()
     second = crowd.start(app.test_client().post, "/orders", headers=headers)
-    wait_until(lambda: app.extensions["idempotent"].engine._waiters._value == 3, "one that waits")
+    wait_until(lambda: app.extensions["idempotent"].engines[False]._waiters._value == 3, "one that waits")
     gate.open()
     kit.assert_replay(first.result(kit.WAIT_S), second.result(kit.WAIT_S))
     assert effects.runs == 1
@@ -229,7 +229,7 @@ def test_a_durable_route(redis_url, sqlite_url, crowd, timeout):
             kit.assert_problem(shop.post(key), "in-progress")
         else:
             second = crowd.start(shop.post, key)
-            wait_until(lambda: shop.app.extensions["idempotent"].engine._waiters._value == 3, "one that waits")
+            wait_until(lambda: shop.app.extensions["idempotent"].engines[False]._waiters._value == 3, "one that waits")
             assert shop.checked_out() <= 1
         shop.gate.open()
         answer = first.result(kit.WAIT_S)
