@@ -89,7 +89,7 @@ class Chaos:
         action = {"drops": "drop", "waits": "wait", "errs": "answer"}[event.kind.partition(" ")[2]]
         fault = {"action": action, "when": event.when, "seconds": event.seconds, "times": event.times}
         self._site.provider.control(faults=[fault])
-        self._history.mark(event.kind, detail=f"{event.when}, {event.times} times, {event.seconds:.1f} s")
+        self._history.mark(event.kind, seconds=event.seconds, detail=f"{event.when}, {event.times} times")
 
     def _disturb(self, event: Event, what: str, server: str) -> Undo | None:
         wire = self._site.redis_wire if server == "redis" else self._site.sql_wire

@@ -264,4 +264,19 @@ class _Case:
             return "the view failed"
         if "timed out" in each.error:
             return "nobody knows what became of it"
+        if each.until - each.at - self._work(each) > self.timing.lease:
+            return "the machine had no time for it"
         return None
+
+    def _work(self, each: Sent) -> float:
+        """Seconds that a request was meant to take at most."""
+        lease = self.timing.lease
+        details = [mark.detail for mark in self.by_worker.get(each.worker, ())]
+        waits = lease * (("waits" in details) + ("waits after" in details))
+        delays = self.timing.long * any(detail.endswith(" delay") for detail in details)
+        provider = [
+            mark.until - mark.at
+            for mark in self.by_worker.get("", ())
+            if mark.kind == "provider waits" and mark.at <= each.until
+        ]
+        return waits + delays + max(provider, default=0.0)

@@ -42,6 +42,11 @@ class Timing:
         """When the key of a process that stopped is free."""
         return self.lease + self.skew
 
+    @property
+    def long(self) -> float:
+        """What no lease lasts that isn't renewed."""
+        return self.lapse + 0.3
+
 
 @dataclass(frozen=True)
 class Client:
@@ -204,7 +209,7 @@ def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[
         "when": when,
         "n": draw.randint(1, 4) if at in OFTEN else 1,
         "action": action,
-        "seconds": draw.choice((0.2, timing.lapse + 0.3)),
+        "seconds": draw.choice((0.2, timing.long)),
     }
 
 
@@ -250,7 +255,7 @@ def _event(draw: random.Random, at: float, kind: str, timing: Timing, slots: int
     elif kind.startswith("cut"):
         times, match = draw.choice((1, 1, 2, 3)), draw.choice(("", "commit", "answer"))
     elif kind == "provider waits":
-        seconds, times = draw.choice((0.1, 0.4, timing.lapse + 0.3)), draw.randint(1, 2)
+        seconds, times = draw.choice((0.1, 0.4, timing.long)), draw.randint(1, 2)
     elif kind.startswith("provider"):
         times = draw.randint(1, 3)
     return Event(at, kind, slot, seconds, times, when, match)

@@ -307,6 +307,18 @@ def test_a_key_that_was_a_rivals(began, kind, found):
     assert story.findings() == (["party 0, whose key it is, was refused: 404 not-found"] if found else [])
 
 
+def test_a_machine_without_time():
+    """A request that took much longer than its work: its lease may have lapsed, though it is renewed."""
+    story = Story("redis")
+    story.effects.append(Effect("tr_2", "t1", 1.5))
+    story.sent.append(Sent(0, 1, "w0.2", 0.9, 2.0, 409, b"{}", "lease-lost", retry_after=1))
+    assert story.judge().excuses == ["the machine had no time for it"]
+    story.marks.append(Mark("provider waits", 0.8, 1.8))
+    assert story.judge().excuses == ["no excuse"]
+    story.marks[:] = [Mark("habit", 2.1, 2.1, "w0.2", "waits after")]
+    assert story.judge().excuses == ["no excuse"]
+
+
 def test_strays():
     """What belongs to no key."""
     books = Books(

@@ -9,6 +9,7 @@ the records: nothing twice, nothing lost, nothing stuck.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -70,11 +71,11 @@ def run(database: str, options: Options, tell: Callable[[str], None] = lambda te
     """
     report = Report([database], options.seed)
     began = time.monotonic()
-    with (
-        site(database, options.timing, options.settings) as place,
-        Nursery(place.config) as nursery,
-        ThreadPoolExecutor(THREADS * options.batch) as pool,
-    ):
+    with contextlib.ExitStack() as stack:
+        with _deaf_children():
+            place = stack.enter_context(site(database, options.timing, options.settings))
+            nursery = stack.enter_context(Nursery(place.config))
+        pool = stack.enter_context(ThreadPoolExecutor(THREADS * options.batch))
         first = number = shown = 0
         while first < options.trials:
             trials = range(first, min(first + options.batch, options.trials))
@@ -88,6 +89,16 @@ def run(database: str, options: Options, tell: Callable[[str], None] = lambda te
     return report
 
 
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that start here don't hear of Ctrl-C, which a terminal tells all: they are ended in order."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_beside(databases: Sequence[str], options: Options, tell: Callable[[str], None]) -> Report:
     """The same on several kinds of databases, each in a process of its own. The trials are shared out."""
     share = -(-options.trials // len(databases))
@@ -99,9 +110,11 @@ def run_beside(databases: Sequence[str], options: Options, tell: Callable[[str],
             for process in processes:
                 process.terminate()  # all at once: each has to tidy up
             raise
-    if not all(outputs):
-        raise RuntimeError("a run broke off")
-    return merged([Report.from_json(output) for output in outputs])
+    reports = [
+        Report.from_json(output) if output else Report([database], options.seed, findings=[f"{database}: broke off"])
+        for database, output in zip(databases, outputs, strict=True)
+    ]
+    return merged(reports)
 
 
 @contextlib.contextmanager
