@@ -223,7 +223,7 @@ class Bench:
 
     def call(self, claim: Claim, settle: "Callable[[Any], Settlement] | None" = None) -> Any:
         """As much of a call as settling needs."""
-        policy = SimpleNamespace(wait_ms=None, provider=BANK, recovery="reconcile")
+        policy = SimpleNamespace(wait_ms=None, provider=BANK, recovery="reconcile", saga=None)
         return SimpleNamespace(
             claim=claim,
             settle=settle,
