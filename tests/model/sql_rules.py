@@ -302,7 +302,7 @@ SWITCHES: dict[str, Switch] = {
     ),
     "an unknown outcome rests first": _off(intent.IntentStore, "_meet", "if early or busy:", "if busy:"),
     "past the deadline no key goes out": _off(
-        settling.IntentEngine, "_held", "call.lost or call.settled or lease(claim).is_over", "call.lost or call.settled"
+        settling.IntentEngine, "held", "call.lost or call.settled or lease(claim).is_over", "call.lost or call.settled"
     ),
     "no key goes out outside of its window": _off(
         settling.IntentEngine, "_may_be_forgotten", "return since_ms > provider.window_ms", "return False"
