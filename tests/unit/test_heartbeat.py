@@ -58,30 +58,29 @@ def threads() -> list[threading.Thread]:
 
 
 def test_no_thread_before_the_first_claim(beats: Heartbeat) -> None:
-    before = threads()
+    before = set(threads())  # those of earlier tests end meanwhile
     assert len(beats) == 0
     beat = beats.add(Renewals(), make_claim(), on_lost=never)
-    after = threads()
-    assert len(after) == len(before) + 1
-    assert all(thread.daemon for thread in after)
+    (thread,) = set(threads()) - before
+    assert thread.daemon
     assert len(beats) == 1
     beats.remove(beat)
     assert len(beats) == 0
 
 
 def test_one_thread_however_many_claims(beats: Heartbeat) -> None:
-    before = len(threads())
+    before = set(threads())
     store = Renewals()
     for n in range(50):
         beats.add(store, make_claim(f"t{n}"), on_lost=never)
     for n in range(50):
         store.wait_for(2, f"t{n}")
-    assert len(threads()) == before + 1
+    assert len(set(threads()) - before) == 1
     assert len(store.threads) == 1
 
 
 def test_one_thread_when_many_begin_at_once(beats: Heartbeat) -> None:
-    before = len(threads())
+    before = set(threads())
     store, barrier = Renewals(), threading.Barrier(8)
 
     def begin(n: int) -> None:
@@ -95,7 +94,7 @@ def test_one_thread_when_many_begin_at_once(beats: Heartbeat) -> None:
         each.join()
     for n in range(8):
         store.wait_for(1, f"t{n}")
-    assert len(threads()) == before + 1
+    assert len(set(threads()) - before) == 1
 
 
 def test_a_claim_is_renewed_at_a_third_of_its_lease(beats: Heartbeat) -> None:
@@ -138,7 +137,7 @@ def test_a_store_that_hangs_keeps_no_other_claims_from_being_renewed(beats: Hear
 
 def test_a_thread_without_claims_ends_and_another_one_starts(beats: Heartbeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_module, "IDLE_S", 0.05)
-    before = set(threads())  # those of earlier tests end, too
+    before = set(threads())
     store = Renewals()
     beats.remove(beats.add(store, make_claim(), on_lost=never))
     wait_until(lambda: set(threads()) <= before, "the thread ends")
