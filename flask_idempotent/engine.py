@@ -226,7 +226,7 @@ class Engine:
                 call.lost = True
                 log.warning("record %s: the lease was lost while the work ran", _prefix(claim))
 
-            call.beat = self._heartbeat.add(self.store, claim, on_lost=lost, soon=reply.renew_soon)
+            call.beat = self._heartbeat.add(self.store, claim, on_lost=lost)
         self._emit(signals.claimed, call, claim, state=State.IN_PROGRESS.value)
         if reply.reclaimed:
             self._emit(signals.reclaimed, call, claim, state=State.IN_PROGRESS.value, reason="lapsed")

@@ -22,8 +22,6 @@ log = logging.getLogger("flask_idempotent")
 RETRY_S = 1.0
 #: What is due within this share of its pause is renewed along with what is due now.
 SLACK = 0.25
-#: A first renewal that is wanted soon comes after so many seconds: most work has ended by then.
-SOON_S = 0.05
 #: Seconds after which a thread without a claim ends.
 IDLE_S = 10.0
 
@@ -58,16 +56,14 @@ class Heartbeat:
         self._lanes: weakref.WeakKeyDictionary[Store, _Lane] = weakref.WeakKeyDictionary()
         self._adding = threading.Lock()
 
-    def add(self, store: Store, claim: Claim, *, on_lost: Callable[[], None], soon: bool = False) -> Beat:
+    def add(self, store: Store, claim: Claim, *, on_lost: Callable[[], None]) -> Beat:
         """Renew a claim at a third of its lease, for at most its ``max_processing_ms``.
 
-        :param soon: renew it the first time after :data:`SOON_S` already.
         :param on_lost: called once, from the thread, when the store says that the claim is not ours any more.
         """
         now = time.monotonic()
         pause_s = claim.lease_ms / 3000
-        due = now + (min(SOON_S, pause_s) if soon else pause_s)
-        beat = Beat(store, claim, pause_s, now + claim.max_processing_ms / 1000, on_lost, due)
+        beat = Beat(store, claim, pause_s, now + claim.max_processing_ms / 1000, on_lost, now + pause_s)
         with self._adding:
             lane = self._lanes.get(store)
             if lane is None:

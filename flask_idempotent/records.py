@@ -183,7 +183,8 @@ class Verdict(str, enum.Enum):
 class ClaimReply:
     """A store's answer to a claim. ``fence``, ``attempt`` and times only with ``CLAIMED``.
 
-    ``confirmed``: with ``FOREIGN`` and ``MISMATCH``, whether the record is one that the authority agreed to.
+    With ``FOREIGN`` and ``MISMATCH``, of the record that refuses: ``confirmed``, whether it was committed, and
+    ``holder``, the token of its claim.
     ``wait_ms``: until a lease can lapse, or until more is allowed.
     """
 
@@ -194,10 +195,9 @@ class ClaimReply:
     reclaimed: bool = False
     comparable: bool = True
     confirmed: bool = False
+    holder: str = ""
     #: The key was counted as a new one.
     counted: bool = False
-    #: Redis doesn't know yet that the claim was granted: renew it soon, which tells it.
-    renew_soon: bool = False
     wait_ms: int = 0
     record: Record | None = None
 

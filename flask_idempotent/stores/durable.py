@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,15 +27,11 @@ from .backing import backing
 from .base import NotCommitted, Released, Store
 from .intent import IntentStore
 from .redis import RedisStore
+from .sql import SqlStore
 
-__all__ = ["DurableIntentStore", "DurableStore"]
+__all__ = ["DurableIntentStore", "DurableStore", "DurableTransactionStore"]
 
 log = logging.getLogger("flask_idempotent")
-
-#: How long a claim in Redis that refuses another, and that the database hasn't granted yet, is waited for: longer than
-#: the first renewal of a granted claim takes to come, and short for whoever waits for an answer.
-GRANT_S = 0.3
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.05
 
 #: A Redis copy whose body is in the database alone.
 MIRRORED = "mirrored"
@@ -56,15 +51,9 @@ class DurableStore:
     lease. "New", and a refusal by a record that the database hasn't agreed to, go to the database. Without Redis all of
     them do.
 
-    A row that is not committed yet is nothing that the database shows. So the first renewal of a claim that it granted
-    marks the claim in Redis: only then does Redis refuse another caller or another body while the work runs. After a
-    flush it may be such a one who claimed in Redis first, and the work of the rightful owner runs on.
 
     :param inline_body: bytes; a larger body is kept in the database alone.
     """
-
-    #: Whether nobody sees a row before the work is committed with it.
-    hides_open_rows = True
 
     def __init__(self, front: RedisStore, back: Back, *, inline_body: int) -> None:
         self.front = front
@@ -83,7 +72,7 @@ class DurableStore:
             self._give_back(claim)
             raise
         if reply.verdict is Verdict.CLAIMED:
-            return dataclasses.replace(reply, renew_soon=True) if held.fronted and self.hides_open_rows else reply
+            return reply
         if said is not None and said.counted:
             self._refund(claim)
         if reply.verdict is Verdict.SETTLE:
@@ -100,7 +89,7 @@ class DurableStore:
         fronted = [claim for claim in claims if backing(claim).fronted]
         if fronted:
             try:
-                self.front.renew(fronted, confirmed=True)
+                self.front.renew(fronted)
             except StoreUnavailable:
                 log.info("leases in Redis could not be prolonged; duplicates ask the database")
         return held
@@ -125,10 +114,6 @@ class DurableStore:
         return reply
 
     def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
-        if self.hides_open_rows:
-            # First, so that no mark of a claim that the database granted outlives its row.
-            self._give_back(claim)
-            return self.back.release(claim, reason=reason, forget=forget)
         released = self.back.release(claim, reason=reason, forget=forget)
         self._give_back(claim)
         return released
@@ -137,24 +122,12 @@ class DurableStore:
         return self.back.read(scope)
 
     def _ask(self, claim: Claim) -> tuple[ClaimReply | None, ClaimReply | None]:
-        """What Redis says, and the answer where that is one; ``None`` where Redis is away.
-
-        A refusal by a claim that the database may be about to refuse is waited for: it is refused or granted soon.
-        """
-        ends, pause_s = time.monotonic() + GRANT_S, FIRST_PAUSE_S
-        while True:
-            try:
-                said = self.front.claim(claim)
-            except StoreUnavailable:
-                return None, None
-            if said.verdict is Verdict.CLAIMED:
-                return said, None
-            answer = self._without_claim(claim, said)
-            doubtful = answer is not None and answer.verdict is Verdict.IN_PROGRESS is not said.verdict
-            if not doubtful or time.monotonic() + pause_s > ends:
-                return said, answer
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        """What Redis says, and the answer where that is one; ``None`` where Redis is away."""
+        try:
+            said = self.front.claim(claim)
+        except StoreUnavailable:
+            return None, None
+        return said, None if said.verdict is Verdict.CLAIMED else self._without_claim(claim, said)
 
     def _without_claim(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         """The answer where Redis holds something already; ``None`` where the database is to be asked for a claim."""
@@ -174,13 +147,9 @@ class DurableStore:
         return said
 
     def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
-        """What becomes of a 404 or 422 that Redis gave: one by a record that the database agreed to stands."""
-        if said.confirmed and not said.wait_ms:
-            return said
-        judged = self.back.judge(claim)
-        if judged is not None or not said.wait_ms:
-            return judged
-        return said if said.confirmed else ClaimReply(Verdict.IN_PROGRESS, wait_ms=said.wait_ms)
+        """What becomes of a 404 or 422 that Redis gave: one by a record that was committed stands, the database decides
+        any other."""
+        return said if said.confirmed else None
 
     def _give_back(self, claim: Claim) -> None:
         """A claim in front that the database didn't agree to leaves nothing."""
@@ -216,11 +185,33 @@ class DurableStore:
             log.info("the copy in Redis could not be written; the next repeat is answered from the database")
 
 
+class DurableTransactionStore(DurableStore):
+    """The Store of routes whose effect is in the database, in the transaction of the key.
+
+    A row that isn't committed is nothing that a claim could read, so while work runs its record in Redis refuses
+    another caller or another body. It does so only where the database says that it is this record's claim whose
+    transaction is open: after a flush or an outage of Redis it may be a stranger's record, and the rightful owner's
+    work runs on.
+    """
+
+    back: SqlStore
+
+    def __init__(self, front: RedisStore, back: SqlStore, *, inline_body: int) -> None:
+        super().__init__(front, back, inline_body=inline_body)
+
+    def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
+        if said.confirmed:
+            return said
+        judged = self.back.judge(claim)
+        if judged is not None or not said.wait_ms:
+            return judged
+        return said if self.back.is_open(claim, said.holder) else ClaimReply(Verdict.IN_PROGRESS, wait_ms=said.wait_ms)
+
+
 class DurableIntentStore(DurableStore):
     """The Store of routes whose effect is outside: the same, and an unknown outcome is settled in the database."""
 
     back: IntentStore
-    hides_open_rows = False
 
     def __init__(self, front: RedisStore, back: IntentStore, *, inline_body: int) -> None:
         super().__init__(front, back, inline_body=inline_body)
@@ -233,10 +224,6 @@ class DurableIntentStore(DurableStore):
             if record is not None and record.state not in FINISHED:
                 return None
         return answer
-
-    def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
-        # The row is there for all to see while the work runs: the database decides.
-        return said if said.confirmed and not said.wait_ms else None
 
     def suspend(self, claim: Claim, *, reason: str) -> None:
         self.back.suspend(claim, reason=reason)

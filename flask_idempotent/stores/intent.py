@@ -29,7 +29,7 @@ from ..records import (
 from .backing import lease
 from .base import NotCommitted, Released
 from .models import Tables
-from .rows import Rows, claim_parameters, key_of, lock_number
+from .rows import Rows, claim_parameters, key_of, locks_of
 from .statements import FIRST_USE, Statements
 from .steps import StepRows
 
@@ -240,7 +240,7 @@ class IntentStore:
         parameters = claim_parameters(claim, old, lease_ms=claim.lease_ms)
         statement = self._sql.insert(connection.dialect)
         if connection.dialect.name == "postgresql":
-            inserted = connection.execute(statement, {**parameters, "lock": lock_number(claim.scope)}).one_or_none()
+            inserted = connection.execute(statement, {**parameters, **locks_of(claim)}).one_or_none()
             if inserted is None:
                 return None
         else:

@@ -128,25 +128,22 @@ class RedisStore:
         if word == "unreadable":
             raise _unreadable(claim.scope, reply[1])
         if word in ("foreign", "mismatch"):
-            return ClaimReply(Verdict(word), confirmed=reply[1] == 1, wait_ms=_number(reply[2]))
+            return ClaimReply(Verdict(word), confirmed=reply[1] == 1, wait_ms=_number(reply[2]), holder=_text(reply[3]))
         return ClaimReply(Verdict(word))
 
-    def renew(self, claims: Sequence[Claim], *, confirmed: bool = False) -> Sequence[bool]:
-        """Prolong leases.
-
-        :param confirmed: note that the authority behind this store granted these claims.
-        """
+    def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        """Prolong leases."""
         if not claims:
             return []
         if not self._cluster:
-            return self._renew(claims, confirmed)
+            return self._renew(claims)
         # On a cluster the keys of one call share a slot, which is what a bucket is for.
         renewed: dict[str, bool] = {}
         buckets: dict[str, list[Claim]] = {}
         for claim in claims:
             buckets.setdefault(self._keys(claim.scope.digest)[1], []).append(claim)
         for group in buckets.values():
-            renewed.update(zip((claim.token for claim in group), self._renew(group, confirmed), strict=True))
+            renewed.update(zip((claim.token for claim in group), self._renew(group), strict=True))
         return [renewed[claim.token] for claim in claims]
 
     def complete(self, completion: Completion) -> CompletionReply:
@@ -229,13 +226,13 @@ class RedisStore:
             self.release(claim, reason="rate-limited", forget=True)
         return wait_ms
 
-    def _renew(self, claims: Sequence[Claim], confirmed: bool) -> list[bool]:
+    def _renew(self, claims: Sequence[Claim]) -> list[bool]:
         keys: list[str] = []
         arguments: list[Value] = []
         for claim in claims:
             keys.extend(self._keys(claim.scope.digest))
             life_ms = max(claim.lease_ms + claim.skew_ms, claim.max_processing_ms)
-            arguments.extend([claim.scope.digest, claim.token, claim.lease_ms, life_ms, int(confirmed)])
+            arguments.extend([claim.scope.digest, claim.token, claim.lease_ms, life_ms])
         return [flag == 1 for flag in cast("list[Reply]", self._run("renew", keys, arguments))]
 
     def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Value]) -> Reply:

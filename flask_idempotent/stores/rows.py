@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import random
@@ -17,7 +18,7 @@ from ..records import FINISHED, FORMAT, Claim, ClaimReply, Fingerprint, KeptResp
 from .faults import Fault, fault_of
 from .statements import Statements
 
-__all__ = ["Rows", "away", "claim_parameters", "key_of", "lock_number"]
+__all__ = ["Rows", "away", "claim_lock_number", "claim_parameters", "key_of", "lock_number", "locks_of"]
 
 log = logging.getLogger("flask_idempotent")
 
@@ -202,6 +203,16 @@ def claim_parameters(claim: Claim, old: Row[Any] | None, *, lease_ms: int = 0) -
 def lock_number(scope: Scope) -> int:
     """The number of PostgreSQL's advisory lock on a key: whoever holds the key holds it, and nobody waits for it."""
     return int(scope.digest[:16], 16) - 2**63
+
+
+def claim_lock_number(token: str) -> int:
+    """The number of the advisory lock by which others see that a claim's transaction is open."""
+    return int.from_bytes(hashlib.sha256(token.encode()).digest()[:8], "big", signed=True)
+
+
+def locks_of(claim: Claim) -> dict[str, int]:
+    """The advisory locks that a claim takes."""
+    return {"lock": lock_number(claim.scope), "claim_lock": claim_lock_number(claim.token)}
 
 
 def away(error: SQLAlchemyError) -> StoreUnavailable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from ..records import (
 from .base import NotCommitted, Released
 from .faults import Fault, fault_of
 from .models import Tables
-from .rows import Rows, away, claim_parameters, key_of, lock_nothing, lock_number
+from .rows import Rows, away, claim_lock_number, claim_parameters, key_of, lock_nothing, lock_number, locks_of
 from .statements import Statements
 from .transaction import OuterEnded, Transaction, shared
 
@@ -67,6 +68,8 @@ class SqlStore:
     def __init__(self, engine: Callable[[], Engine], tables: Tables) -> None:
         self._sql = Statements(tables)
         self._rows = Rows(engine, self._sql)
+        #: Process and token of what runs here.
+        self._running: set[tuple[int, str]] = set()
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
@@ -101,7 +104,9 @@ class SqlStore:
                 transaction.discard()
                 raise
             if reply is not None:
-                if reply.verdict is not Verdict.CLAIMED:
+                if reply.verdict is Verdict.CLAIMED:
+                    self._running.add((os.getpid(), claim.token))
+                else:
                     transaction.close()
                 return reply
         transaction.close()
@@ -123,6 +128,7 @@ class SqlStore:
             lost = self._claim_anew(claim, transaction)
             if lost is not None:
                 return lost
+        self._ends(claim)
         values = self._final(transaction, completion)
         try:
             transaction.check()
@@ -137,6 +143,7 @@ class SqlStore:
     def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
         """Take back the view's work and the row: nothing binds the key any more."""
         transaction = shared(claim)
+        self._ends(claim)
         if not transaction.is_open:
             return Released.GONE
         transaction.part()
@@ -163,6 +170,23 @@ class SqlStore:
             lock_nothing(connection)
             row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
             return None if row is None else self._verdict(connection, claim, row)
+
+        return self._rows.fresh(look)
+
+    def is_open(self, claim: Claim, token: str) -> bool:
+        """Whether the key is held, now, by the open transaction of the claim with this token. ``False`` also where
+        nobody can tell: on SQLite, of a claim of another process."""
+
+        def look(connection: Connection) -> bool:
+            if connection.dialect.name == "sqlite":
+                return (os.getpid(), token) in self._running
+            if connection.dialect.name == "postgresql":
+                free = connection.execute(self._sql.try_claim_lock, {"claim_lock": claim_lock_number(token)})
+                return not free.scalar_one()
+            # The one read of what isn't committed: whose it is, is what is asked.
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+            ours = connection.execute(self._sql.ours, {**key_of(claim.scope), "p_token": token})
+            return ours.one_or_none() is not None
 
         return self._rows.fresh(look)
 
@@ -219,7 +243,7 @@ class SqlStore:
             connection.execute(self._sql.row_alone, key_of(claim.scope))
         parameters = claim_parameters(claim, old)
         if dialect.name == "postgresql":
-            parameters["lock"] = lock_number(claim.scope)
+            parameters.update(locks_of(claim))
             return self._sql.direct("claim", dialect).execute(connection, parameters).one_or_none()
         if getattr(dialect, "is_mariadb", False):
             self._sql.direct("claim", dialect).execute(connection, parameters)
@@ -242,6 +266,7 @@ class SqlStore:
 
         :raises NotCommitted: the view had ended the transaction, or the database is away.
         """
+        self._ends(claim)
         transaction.rollback()
         try:
             left = self._left_behind(claim, transaction)
@@ -260,6 +285,10 @@ class SqlStore:
         if reply.verdict is Verdict.CLAIMED:
             return None
         return CompletionReply(Completed.LOST, record=reply.record, wait_ms=reply.wait_ms)
+
+    def _ends(self, claim: Claim) -> None:
+        """Before its transaction does: from here on nobody is refused for this claim's sake."""
+        self._running.discard((os.getpid(), claim.token))
 
     def _left_behind(self, claim: Claim, transaction: Transaction) -> bool:
         """After a rollback: whether our row is there all the same, since the view ended the transaction itself."""

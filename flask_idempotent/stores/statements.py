@@ -72,15 +72,22 @@ class Statements:
         self.row_alone = self.row.with_for_update(nowait=True)
         #: PostgreSQL: takes the key's lock until the transaction ends, and tells whether it was free.
         self.try_lock = func.pg_try_advisory_xact_lock(bindparam("lock", type_=keys.c.lock_version.type))
+        #: PostgreSQL: the same for a claim's lock, to see whether its transaction is open. Shared, so that those who
+        #: ask don't meet each other.
+        self.try_claim_lock = select(
+            func.pg_try_advisory_xact_lock_shared(bindparam("claim_lock", type_=keys.c.lock_version.type))
+        )
         #: Its answer, of the attempt ``p_version``; the day names the partition.
         self.answer = select(responses).where(
             *this_answer,
             responses.c.lock_version == bindparam("p_version"),
             responses.c.expires_day == bindparam("p_day"),
         )
-        # What a claim learns of its own row. The number is that of the transaction, where the database has one.
+        # What a claim learns of its own row. The number is that of the transaction, where the database has one. There a
+        # lock tells others whose transaction it is: one who asks at this instant may hold it, and then nobody is told.
         learnt = (keys.c.lock_version, keys.c.attempt, keys.c.created_at, now_ms().label("claimed_at"))
-        self._learnt = (*learnt, func.txid_current().label("number"))
+        claim_lock = func.pg_try_advisory_xact_lock(bindparam("claim_lock", type_=keys.c.lock_version.type))
+        self._learnt = (*learnt, func.txid_current().label("number"), claim_lock.label("named"))
         self.claimed = select(*learnt, null().label("number")).where(*this)
         #: Whether a row of this claim is there.
         self.ours = select(keys.c.status).where(*this, token)

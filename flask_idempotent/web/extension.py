@@ -23,7 +23,7 @@ from ..response.cipher import Cipher
 from ..settings import load_settings
 from ..settling import IntentEngine
 from ..stores.connect import RedisClient, connect, require_bytes
-from ..stores.durable import DurableIntentStore, DurableStore
+from ..stores.durable import DurableIntentStore, DurableTransactionStore
 from ..stores.intent import IntentStore
 from ..stores.models import add_tables
 from ..stores.redis import RedisStore
@@ -97,7 +97,7 @@ class Idempotent:
                 return session.engine
 
             back = SqlStore(engine_of, tables)
-            store = DurableStore(front, back, inline_body=settings.inline_body)
+            store = DurableTransactionStore(front, back, inline_body=settings.inline_body)
             engines["transaction"] = Engine(store, cipher, sender=app, heartbeat=beats, waiters=waiters)
             outside = DurableIntentStore(front, IntentStore(engine_of, tables), inline_body=settings.inline_body)
             engines["intent"] = IntentEngine(

@@ -184,14 +184,11 @@ RULES: dict[str, Rule] = {
             "        return 'same'\n      end\n",
         ),
     ),
-    # what the database granted, while nobody can see its row
-    "a renewal tells what was granted": _rule("renew", "if ARGV[at + 5] == '1' then", "if false then"),
-    "a renewal tells nothing else": _rule("renew", "if ARGV[at + 5] == '1' then", "if true then"),
-    "a lapsed claim refuses for nobody else": _rule(
-        "claim", "(open and wait == 0) and 0 or tonumber(old.confirmed)", "tonumber(old.confirmed)"
-    ),
-    "a takeover was not granted yet": _rule(
-        "claim", "'context', context, 'reason', '', 'confirmed', '0',", "'context', context, 'reason', '',"
+    # what was committed, and who holds what wasn't
+    "a refusal names its holder": _rule("claim", "wait, old.token }", "wait, token }"),
+    "a refusal tells what was committed": _rule("claim", "{ likeness, tonumber(old.confirmed),", "{ likeness, 1,"),
+    "a new claim is not committed yet": _rule(
+        "claim", "'reason', '', 'confirmed', '0',", "'reason', '', 'confirmed', '1',"
     ),
     "a winner's answer is for its principal": _rule("complete", " and likeness ~= 'foreign'", ""),
     "a winner's answer is for its request": _rule("complete", " and likeness ~= 'mismatch'", ""),
@@ -208,7 +205,7 @@ RULES: dict[str, Rule] = {
         "local how, fence, attempt, created, context, comparable = 'new', now, 1, now, '', 1\n"
         "if old and readable(old) then\n"
         "  local early = compare(old, principal, binding, PAIRS)\n"
-        "  if early == 'foreign' or early == 'mismatch' then return { early, 1, 0 } end\n"
+        "  if early == 'foreign' or early == 'mismatch' then return { early, 1, 0, old.token } end\n"
         "end\n",
     ),
     "a tombstone refuses": _rule("claim", "if tonumber(old.tombstone_until) > now then", "if false then"),

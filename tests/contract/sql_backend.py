@@ -8,7 +8,7 @@ import redis
 import sqlalchemy as sa
 
 from flask_idempotent.records import Claim, Scope
-from flask_idempotent.stores.durable import DurableStore
+from flask_idempotent.stores.durable import DurableTransactionStore
 from flask_idempotent.stores.models import Tables, add_tables
 from flask_idempotent.stores.redis import RedisStore
 from flask_idempotent.stores.sql import SqlStore
@@ -100,8 +100,10 @@ class DurableBackend(SqlBackend):
             self.client = client
             yield
 
-    def make_store(self) -> DurableStore:  # type: ignore[override]
-        return DurableStore(RedisStore(self.client, prefix=PREFIX), super().make_store(), inline_body=64 * 1024)
+    def make_store(self) -> DurableTransactionStore:  # type: ignore[override]
+        return DurableTransactionStore(
+            RedisStore(self.client, prefix=PREFIX), super().make_store(), inline_body=64 * 1024
+        )
 
     def advance(self, ms: int) -> None:
         super().advance(ms)

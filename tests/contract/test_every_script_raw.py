@@ -69,11 +69,11 @@ class Raw:
     def release(self, token: str = "t1", mode: str = "keep", ttl: int = TTL) -> Any:
         return self.run("release", [RECORD, INDEX], [DIGEST, token, mode, "status-503", ttl])
 
-    def renew(self, *tokens: str, lease: int = LEASE, life: int = WORK, confirmed: int = 0) -> Any:
+    def renew(self, *tokens: str, lease: int = LEASE, life: int = WORK) -> Any:
         return self.run(
             "renew",
             [RECORD, INDEX] * len(tokens),
-            [x for token in tokens for x in (DIGEST, token, lease, life, confirmed)],
+            [x for token in tokens for x in (DIGEST, token, lease, life)],
         )
 
     def limit(self, most: int) -> Any:
@@ -316,13 +316,11 @@ def an_unknown_outcome(raw: Raw) -> Any:
 def another_principal(raw: Raw) -> Any:
     raw.claim()
     reply = raw.claim("t2", principal="p2", pairs=("r1", "B"))
-    assert reply == [b"foreign", 0, LEASE + SKEW]
-    raw.renew("t1", confirmed=1)
-    assert raw.claim("t2", principal="p2") == [b"foreign", 1, LEASE + SKEW]
+    assert reply == [b"foreign", 0, LEASE + SKEW, b"t1"]
     raw.clock.advance(LEASE + SKEW)
-    assert raw.claim("t2", principal="p2") == [b"foreign", 0, 0]
+    assert raw.claim("t2", principal="p2") == [b"foreign", 0, 0, b"t1"]
     raw.complete()
-    assert raw.claim("t2", principal="p2") == [b"foreign", 1, 0]
+    assert raw.claim("t2", principal="p2") == [b"foreign", 1, 0, b"t1"]
     return reply
 
 
@@ -345,9 +343,9 @@ def another_fingerprint(raw: Raw) -> Any:
     raw.claim()
     raw.lapse()
     reply = raw.claim("t2", pairs=("r2", "A", "r1", "B"))
-    assert reply == [b"mismatch", 0, 0]
+    assert reply == [b"mismatch", 0, 0, b"t1"]
     raw.complete()
-    assert raw.claim("t2", pairs=("r1", "B")) == [b"mismatch", 1, 0]
+    assert raw.claim("t2", pairs=("r1", "B")) == [b"mismatch", 1, 0, b"t1"]
     return reply
 
 
@@ -631,21 +629,6 @@ def a_claim_of_ours(raw: Raw) -> Any:
     assert 1_000 < raw.client.pttl(INDEX) <= WORK
     assert raw.renew("t1", lease=1) == [1]
     assert raw.record()["locked_until"] == b"%d" % (raw.now + LEASE)
-    return reply
-
-
-@case("renew", "1")
-def a_claim_that_the_authority_granted(raw: Raw) -> Any:
-    raw.claim()
-    raw.renew("t1")
-    assert raw.record()["confirmed"] == b"0"
-    reply = raw.renew("t1", confirmed=1)
-    assert raw.record()["confirmed"] == b"1"
-    raw.renew("t1")
-    assert raw.record()["confirmed"] == b"1"
-    raw.lapse()
-    raw.claim("t2")
-    assert raw.record()["confirmed"] == b"0"
     return reply
 
 

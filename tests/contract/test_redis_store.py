@@ -69,29 +69,18 @@ class TestRedisStore(RedisBackend, StoreTools):
         assert store.claim(self.limited("t", "counted too")).verdict is Verdict.CLAIMED
         check()
 
-    # -- what the authority behind it granted ------------------------------------------------------------------------
+    # -- who refuses -------------------------------------------------------------------------------------------------
 
-    def test_a_renewal_tells_that_a_claim_was_granted(self, store: RedisStore) -> None:
+    def test_a_refusal_names_the_holder(self, store: RedisStore) -> None:
         claim = self.prepare(store, "in_progress")
-        store.renew([claim])
-        assert not store.claim(self.claim("t2", principal="p2")).confirmed
-        store.renew([claim], confirmed=True)
         for other in ({"principal": "p2"}, {"fingerprint": "B"}):
             reply = store.claim(self.claim("t2", **other))
-            assert reply.confirmed
+            assert (reply.holder, reply.confirmed) == (claim.token, False)
             assert 0 < reply.wait_ms <= self.lease_ms + self.skew_ms
-
-    def test_a_claim_that_was_granted_and_lapsed_refuses_for_nobody_else(self, store: RedisStore) -> None:
-        store.renew([self.prepare(store, "in_progress")], confirmed=True)
         self.lapse()
-        reply = store.claim(self.claim("t2", principal="p2"))
-        assert (reply.verdict, reply.confirmed, reply.wait_ms) == (Verdict.FOREIGN, False, 0)
-
-    def test_a_claim_that_took_over_was_not_granted_yet(self, store: RedisStore) -> None:
-        store.renew([self.prepare(store, "in_progress")], confirmed=True)
-        self.lapse()
-        store.claim(self.claim("t2"))
-        assert not store.claim(self.claim("t3", principal="p2")).confirmed
+        assert store.claim(self.claim("t2", principal="p2")).wait_ms == 0
+        assert store.claim(self.claim("t3")).verdict is Verdict.CLAIMED
+        assert store.claim(self.claim("t2", principal="p2")).holder == "t3"
 
     # -- how long they live ------------------------------------------------------------------------------------------
 

@@ -147,14 +147,8 @@ needs(
     kind="foreign hash",
 )
 
-for _rule in ("a renewal tells what was granted", "a renewal tells nothing else"):
-    needs(_rule, Redis, Redis.test_a_renewal_tells_that_a_claim_was_granted)
-needs(
-    "a lapsed claim refuses for nobody else",
-    Redis,
-    Redis.test_a_claim_that_was_granted_and_lapsed_refuses_for_nobody_else,
-)
-needs("a takeover was not granted yet", Redis, Redis.test_a_claim_that_took_over_was_not_granted_yet)
+for _rule in ("a refusal names its holder", "a refusal tells what was committed", "a new claim is not committed yet"):
+    needs(_rule, Redis, Redis.test_a_refusal_names_the_holder)
 
 needs("new keys are limited", Suite, Suite.test_new_keys_over_the_limit_are_refused)
 needs("old keys are not counted", Suite, Suite.test_retries_and_takeovers_are_not_counted)

@@ -32,10 +32,13 @@ def main() -> int:
 
         return int(matrix.main() or 0)
 
+    stops: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
-        for each in STOPPING:
-            signal.signal(each, signal.SIG_IGN)  # what is started now is ended in peace
-        raise KeyboardInterrupt
+        stops.append(number)
+        # A run on one database looks itself where it can break off; one on several only waits for them.
+        if len(stops) == 1 and not arguments.database:
+            raise KeyboardInterrupt
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -46,7 +49,14 @@ def main() -> int:
     kinds = tuple(arguments.kinds.split(","))
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
-    options = trials.Options(arguments.trials, arguments.seed, kinds, batch=arguments.batch, workers=arguments.workers)
+    options = trials.Options(
+        arguments.trials,
+        arguments.seed,
+        kinds,
+        batch=arguments.batch,
+        workers=arguments.workers,
+        stopped=lambda: bool(stops),
+    )
     try:
         if arguments.database:
             report = trials.run(arguments.database, options, tell)

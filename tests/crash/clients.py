@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from .crew import Crew
@@ -17,6 +18,8 @@ __all__ = ["Clients"]
 #: A test's seconds are shorter than a client's: what it waits of the time that ``Retry-After`` says.
 SHARE = 0.2
 LONGEST_WAIT_S = 0.8
+#: Seconds between two calls of who watches.
+WATCH_S = 0.2
 
 
 class Clients:
@@ -39,25 +42,26 @@ class Clients:
             self._send_off(trial, late=False)
         self._trials = batch.trials
 
-    def wait(self) -> None:
-        """Until all have their answers, or have given up."""
+    def wait(self, watch: Callable[[], None]) -> None:
+        """Until all have their answers, or have given up; ``watch`` is called meanwhile."""
         seen = 0
         while True:
             with self._lock:
                 futures = list(self._futures)
             if len(futures) == seen:
                 return
-            wait(futures)
+            while wait(futures, WATCH_S).not_done:
+                watch()
             for future in futures:
                 future.result()
             seen = len(futures)
 
-    def check(self) -> None:
+    def check(self, watch: Callable[[], None]) -> None:
         """All is calm, and everybody asks once more: whoever gave up, too."""
         for trial in self._trials:
             with self._lock:
                 self._futures.append(self._pool.submit(self._check, trial))
-        self.wait()
+        self.wait(watch)
 
     def stop(self) -> None:
         """Nobody sends another request."""

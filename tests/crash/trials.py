@@ -35,6 +35,8 @@ __all__ = ["Options", "run", "run_beside"]
 
 #: Threads for each key of a batch, which is more than it has clients on the average. Those that wait cost little.
 THREADS = 8
+#: Seconds between looks at whether a run is stopped.
+PAUSE_S = 0.1
 #: Timelines that are shown; more don't help.
 MOST_TIMELINES = 20
 ROOT = Path(__file__).parents[2]
@@ -62,12 +64,15 @@ class Options:
     settings: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[str] = tuple(WEIGHTS)
     faults: bool = True
+    #: Asked where a run can break off in order, several times a second.
+    stopped: Callable[[], bool] = lambda: False
 
 
 def run(database: str, options: Options, tell: Callable[[str], None] = lambda text: None) -> Report:
     """All trials on one kind of database, in this process.
 
     :param tell: gets a line after each batch.
+    :raises KeyboardInterrupt: it was stopped, and has tidied up.
     """
     report = Report([database], options.seed)
     began = time.monotonic()
@@ -180,12 +185,12 @@ def _run_batch(
         try:
             chaos = Chaos(place, crew, history, batch.events)
             try:
-                time.sleep(timing.window)
+                _pause(timing.window, options)
             finally:
                 chaos.end()
             crew.calm()
-            clients.wait()
-            clients.check()
+            clients.wait(lambda: _pause(0, options))
+            clients.check(lambda: _pause(0, options))
         finally:
             clients.stop()
     finally:
@@ -194,6 +199,18 @@ def _run_batch(
     _note(report, place.database, batch, history, books, timing)
     report.faults["cut replies"] += _cuts(place) - cuts
     place.empty()
+
+
+def _pause(seconds: float, options: Options) -> None:
+    """:raises KeyboardInterrupt: the run is stopped."""
+    ends = time.monotonic() + seconds
+    while True:
+        if options.stopped():
+            raise KeyboardInterrupt
+        left = ends - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, PAUSE_S))
 
 
 def _cuts(place: Site) -> int:

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from flask import abort
 
+from flask_idempotent.errors import StoreUnavailable
 from flask_idempotent.stores.base import Released
 from flask_idempotent.testing import EmbeddedRedis
 from tests import servers
@@ -61,6 +63,18 @@ def at(shop: Shop, moment: str, act: Callable[[], None]) -> Iterator[None]:
         shop.front.complete = complete  # type: ignore[method-assign]
     once()
     shop.in_view = None
+
+
+@contextmanager
+def redis_away(shop: Shop) -> Iterator[None]:
+    """None of its scripts gets through."""
+
+    def away(*_: Any) -> Any:
+        raise StoreUnavailable()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shop.front, "_run", away)
+        yield
 
 
 def wait_for_copy(shop: Shop, post: Callable[[], Any], first: Any) -> None:
@@ -146,9 +160,7 @@ OTHERS = {"another body": {"body": {"item": "another"}}, "another user": {"user"
 others = pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 
 
-@pytest.mark.parametrize(
-    "other", [{"body": {"item": "another"}}, {"user": "bob"}], ids=["another body", "another user"]
-)
+@others
 def test_whoever_claims_first_after_a_flush_does_not_shut_the_owner_out(make_shop, database_url, other):
     """V9: while another's claim is in Redis and on its way to the database, the owner gets its replay."""
     shop = make_shop(database_url, engine_options={"pool_size": 2})
@@ -186,9 +198,7 @@ def test_a_refusal_by_a_confirmed_copy_needs_no_sql(shop):
     assert statements == []
 
 
-@pytest.mark.parametrize(
-    "other", [{"body": {"item": "another"}}, {"user": "bob"}], ids=["another body", "another user"]
-)
+@others
 def test_a_stranger_behind_an_open_view_is_refused_and_leaves_it_alone(make_shop, database_url, other):
     """With and without the running request's own claim in Redis."""
     shop = make_shop(database_url, engine_options=MANY)
@@ -248,12 +258,11 @@ def test_the_owner_whose_work_runs_is_not_refused_by_a_stranger(make_shop, datab
 @others
 @pytest.mark.parametrize("granted", [False, True])
 def test_a_dead_strangers_claim_in_redis_shuts_nobody_out(make_shop, database_url, other, granted):
-    """It died before the database was asked, or its work was rolled back with it: nothing binds the key."""
+    """It died before the database was asked, or its work was rolled back with it: nothing binds the key. While it might
+    still be at work the duplicate is told to wait."""
     shop = make_shop(database_url, LEASE=0.5, SKEW=0.1)
     shop.take_orders()
     key = new_key()
-    if granted:
-        shop.in_view = lambda: time.sleep(0.2)
 
     def fail() -> None:
         raise sa.exc.OperationalError("COMMIT", {}, Exception("the transaction was taken back"))
@@ -263,18 +272,13 @@ def test_a_dead_strangers_claim_in_redis_shuts_nobody_out(make_shop, database_ur
     with shop.at_commit(fail) if granted else shop.sql_away():
         kit.assert_problem(shop.post(key, **other), "store-unavailable")
     shop.front.release = release  # type: ignore[method-assign]
-    shop.in_view = None
     assert (shop.orders(), shop.states()) == ([], [])
     (record,) = shop.records()
-    assert (record["state"], record["confirmed"]) == (b"in_progress", b"%d" % granted)
+    assert (record["state"], record["confirmed"]) == (b"in_progress", b"0")
     began, answer = time.monotonic(), shop.post(key)
     while answer.status_code != 201:
         assert time.monotonic() - began < kit.LAPSE_S, record
-        # While it might still be at work: refused as it would be then, or told to wait where nobody can know.
-        if granted:
-            kit.assert_problem(answer, "mismatch" if "body" in other else "not-found")
-        else:
-            kit.assert_problem(answer, "in-progress")
+        kit.assert_problem(answer, "in-progress")
         time.sleep(0.05)
         answer = shop.post(key)
     for _ in range(2):
@@ -283,37 +287,86 @@ def test_a_dead_strangers_claim_in_redis_shuts_nobody_out(make_shop, database_ur
 
 
 @others
-def test_the_database_grants_first_and_then_redis_refuses(make_shop, database_url, other):
-    """The first renewal tells Redis that the running claim was granted."""
+def test_work_that_was_taken_back_while_redis_was_away(make_shop, database_url, other):
+    """A stranger's work was granted and rolled back, and its record in Redis couldn't be given back. The owner was let
+    in by the database alone: when Redis is there again, that record refuses none of the owner's retries."""
+    shop = make_shop(database_url, engine_options=MANY, LEASE=2)
+    shop.take_orders()
+    key = new_key()
+    with ExitStack() as outage, kit.Crowd() as crowd:
+
+        def lose_redis() -> None:
+            outage.enter_context(redis_away(shop))
+            abort(503)
+
+        shop.in_view = lose_redis
+        assert shop.post(key, **other).status_code == 503
+        shop.in_view = None
+        (left,) = shop.records()
+        assert left["state"] == b"in_progress"
+        shop.gate = crowd.gate()
+        running = crowd.start(shop.post, key)
+        shop.gate.wait_inside()
+        outage.close()
+        for _ in range(3):
+            kit.assert_problem(shop.post(key), "in-progress")
+            kit.assert_problem(shop.post(key, **other), "in-progress")
+        assert shop.records() == [left]
+        shop.gate.open()
+        first = running.result(kit.WAIT_S)
+    assert first.status_code == 201
+    kit.assert_replay(first, shop.post(key))
+    refused = kit.until(lambda: shop.post(key, **other))  # its own record tells it to wait, for the rest of its lease
+    kit.assert_problem(refused, "mismatch" if "body" in other else "not-found")
+    shop.assert_done("a")
+
+
+@others
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_a_stranger_is_refused_from_the_first_moment(make_shop, database_url, other, heartbeat):
+    """The database says whose transaction is open; nobody waits for a renewal."""
+    shop = make_shop(database_url, engine_options=MANY, HEARTBEAT=heartbeat)
+    shop.take_orders()
+    key, met = new_key(), []
+    shop.in_view = lambda: met.append(shop.elsewhere(lambda: shop.post(key, **other)))
+    first = shop.post(key)
+    assert first.status_code == 201
+    shop.in_view = None
+    for refused in (*met, shop.post(key, **other)):
+        kit.assert_problem(refused, "mismatch" if "body" in other else "not-found")
+    assert len(met) == 1
+    kit.assert_replay(first, shop.post(key))
+
+
+@pytest.mark.parametrize("size", [20])
+def test_many_who_ask_at_once_whose_transaction_is_open(make_shop, database_url, size):
+    """Those who ask don't meet each other, and don't keep the next one from running."""
     shop = make_shop(database_url, engine_options=MANY)
     shop.take_orders()
     key = new_key()
-    with kit.Crowd() as crowd:
+    with kit.Crowd(size + 1) as crowd:
         shop.gate = crowd.gate()
         running = crowd.start(shop.post, key)
         shop.gate.wait_inside()
-        kit.assert_problem(shop.post(key, **other), "mismatch" if "body" in other else "not-found")
-        (record,) = shop.records()
-        assert (record["state"], record["confirmed"]) == (b"in_progress", b"1")
+        asked = [crowd.start(shop.post, key, {"item": "another"}) for _ in range(size)]
+        for each in asked:
+            kit.assert_problem(each.result(kit.WAIT_S), "mismatch")
         shop.gate.open()
         assert running.result(kit.WAIT_S).status_code == 201
+    assert shop.runs == 1
 
 
-def test_without_heartbeats_nobody_knows_whose_claim_was_granted(make_shop, database_url):
-    shop = make_shop(database_url, engine_options=MANY, HEARTBEAT=False)
+def test_on_sqlite_another_process_cannot_be_told(make_shop, sqlite_url):
+    """Nothing of an open transaction can be seen there; a claim of this process is known to run."""
+    shop, elsewhere = (make_shop(sqlite_url, engine_options=MANY) for _ in range(2))
     shop.take_orders()
-    key = new_key()
-    with kit.Crowd() as crowd:
-        shop.gate = crowd.gate()
-        running = crowd.start(shop.post, key)
-        shop.gate.wait_inside()
-        began = time.monotonic()
-        kit.assert_problem(shop.post(key, {"item": "another"}), "in-progress")
-        assert time.monotonic() - began < 0.5
-        shop.gate.open()
-        first = running.result(kit.WAIT_S)
-    kit.assert_problem(shop.post(key, {"item": "another"}), "mismatch")
-    kit.assert_replay(first, shop.post(key))
+    elsewhere.take_orders()
+    key, met = new_key(), []
+    shop.in_view = lambda: met.append(shop.elsewhere(lambda: elsewhere.post(key, {"item": "another"})))
+    first = shop.post(key)
+    kit.assert_problem(met[0], "in-progress")
+    kit.assert_problem(elsewhere.post(key, {"item": "another"}), "mismatch")
+    kit.assert_replay(first, elsewhere.post(key))
 
 
 # The copy

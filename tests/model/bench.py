@@ -25,7 +25,7 @@ from flask_idempotent.records import (
 from flask_idempotent.response.cipher import Cipher
 from flask_idempotent.settling import IntentEngine
 from flask_idempotent.stores.backing import Lease
-from flask_idempotent.stores.durable import DurableIntentStore, DurableStore
+from flask_idempotent.stores.durable import DurableIntentStore, DurableTransactionStore
 from flask_idempotent.stores.intent import IntentStore
 from flask_idempotent.stores.models import Tables, add_tables
 from flask_idempotent.stores.redis import RedisStore
@@ -68,7 +68,7 @@ class Bench:
         self.transaction = SqlStore(lambda: engine, tables)
         self.intent = IntentStore(lambda: engine, tables)
         self.front = RedisStore(client, prefix="bench")
-        self.durable = DurableStore(self.front, self.transaction, inline_body=INLINE_BODY)
+        self.durable = DurableTransactionStore(self.front, self.transaction, inline_body=INLINE_BODY)
         self.durable_intent = DurableIntentStore(self.front, self.intent, inline_body=INLINE_BODY)
         self._open: list[Transaction] = []
 

@@ -6,18 +6,7 @@ from typing import NamedTuple
 
 from .explore import Outcome
 from .rules import RULES
-from .runs import NOTICED, OPEN, RUNS, SILENT
-
-#: The runs that rules are looked for in which nothing notices: those that take little time.
-SMALL = (
-    "redis: lost replies",
-    "redis: pause, crash, skew",
-    "transaction: errors at COMMIT",
-    "intent: crash, pause",
-    "intent: lost replies",
-    "intent: provider forgets",
-    "saga: crash, pause",
-)
+from .runs import NOTICED, OPEN, RUNS
 
 
 class Line(NamedTuple):
@@ -45,17 +34,10 @@ def check_runs() -> Iterator[Line]:
 
 def check_rules() -> Iterator[Line]:
     """With a rule off its run finds its violation."""
-    for without, notice in NOTICED.items():
-        outcome = RUNS[notice.run].explore(*without)
+    for rule, notice in NOTICED.items():
+        outcome = RUNS[notice.run].explore(rule)
         said = f"{notice.run}: {outcome.violation or 'UNNOTICED'} ({len(outcome.trace)} steps)"
-        yield Line("without", " and ".join(without), outcome.name == notice.violation, said, outcome)
-
-
-def check_silent() -> Iterator[Line]:
-    """What no run notices is still noticed by none."""
-    for rule, why in SILENT.items():
-        found = [name for name in SMALL if RUNS[name].explore(rule).violation]
-        yield Line("silent", rule, not found, why if not found else f"now noticed by {found}: no more silent")
+        yield Line("without", rule, outcome.name == notice.violation, said, outcome)
 
 
 def check_open() -> Iterator[Line]:
@@ -68,13 +50,12 @@ def check_open() -> Iterator[Line]:
 
 def unnoticed() -> set[str]:
     """Rules without anything that would notice their absence."""
-    return RULES.keys() - {rule for rules in NOTICED for rule in rules} - SILENT.keys()
+    return RULES.keys() - NOTICED.keys()
 
 
 def check_all() -> Iterator[Line]:
     yield from check_runs()
     yield from check_rules()
-    yield from check_silent()
     yield from check_open()
     missing = unnoticed()
     yield Line(
@@ -89,7 +70,5 @@ def trace_of(name: str) -> tuple[str, Outcome]:
     """
     if name in OPEN:
         return f"open: {name}", OPEN[name].run.explore()
-    for without, notice in NOTICED.items():
-        if name in without:
-            return f"without {' and '.join(without)}, {notice.run}", RUNS[notice.run].explore(*without)
-    raise KeyError(name)
+    notice = NOTICED[name]
+    return f"without {name}, {notice.run}", RUNS[notice.run].explore(name)

@@ -4,7 +4,6 @@ from .base import Protocol
 from .redis_scripts import RedisScripts
 from .transaction import Transaction
 from .vocabulary import (
-    COMMIT,
     COMPENSATING,
     COMPLETE,
     DEAD,
@@ -22,7 +21,6 @@ from .vocabulary import (
     SUCCEEDED,
     SWEEP,
     UNREADABLE,
-    VIEW,
     Actor,
     Step,
     Steps,
@@ -34,7 +32,7 @@ from .vocabulary import (
 def environment(protocol: Protocol, system: System) -> Steps:
     """Every turn that the world may take now."""
     yield from _leases(protocol, system)
-    yield from _clocks_and_marks(protocol, system)
+    yield from _clocks_and_damage(protocol, system)
     yield from _redis_forgets(protocol, system)
     yield from _lives_end(protocol, system)
     for number, actor in enumerate(system.actors):
@@ -116,7 +114,7 @@ def _row_lease_ends(protocol: Protocol, system: System, holder: int) -> Steps:
         )
 
 
-def _clocks_and_marks(protocol: Protocol, system: System) -> Steps:
+def _clocks_and_damage(protocol: Protocol, system: System) -> Steps:
     redis, row = system.redis, system.row
     if protocol.allows(system, "skew"):
         ahead = protocol.after(system, "skew")
@@ -126,11 +124,6 @@ def _clocks_and_marks(protocol: Protocol, system: System) -> Steps:
         if row is not None and row.state == IN_PROGRESS and row.lease == LIVE:
             early = ahead._replace(row=row._replace(lease=DISPUTED))
             yield Step("the clock of SQL is ahead by less than the skew", early)
-    if protocol.allows(system, "mark") and redis is not None and redis.state == IN_PROGRESS and not redis.confirmed:
-        holder = system.actors[redis.token]
-        if holder.granted and holder.fronted and holder.at in (VIEW, EFFECT, COMMIT, COMPLETE):
-            marked = protocol.after(system, "mark")._replace(redis=redis._replace(confirmed=True, lease=LIVE))
-            yield Step(f"p{redis.token}'s first heartbeat marks its claim as granted", marked)
     if protocol.allows(system, "damage"):
         damaged = protocol.after(system, "damage")
         if protocol.durable and row is not None and row.state == SUCCEEDED and row.answer != UNREADABLE:

@@ -92,9 +92,7 @@ class Intent(Durable):
         if row is None:
             new = Record(IN_PROGRESS, actor.principal, actor.body, number, self.next_fence(system, 0))
             granted, violation = self.grant(system._replace(row=new), number, new, None)
-            yield Step(
-                f"{me}: SQL: inserts its row", self.move(granted, number, at=VIEW, attempt=1, granted=True), violation
-            )
+            yield Step(f"{me}: SQL: inserts its row", self.move(granted, number, at=VIEW, attempt=1), violation)
             if self.allows(system, "lost reply"):
                 yield Step(f"{me}: SQL: inserts, its reply is lost", self.after(granted, "lost reply"), violation)
         else:
@@ -103,7 +101,7 @@ class Intent(Durable):
                 then = VIEW if says == "own claim" else LOOK_UP
                 yield Step(
                     f"{me}: SQL: recognises its {says}",
-                    self.move(system, number, at=then, attempt=row.attempt, granted=True),
+                    self.move(system, number, at=then, attempt=row.attempt),
                 )
             elif says == "take":
                 yield Step(f"{me}: SQL: reads a row that is {row.state}", self.move(system, number, at=TAKE, seen=row))
@@ -121,8 +119,7 @@ class Intent(Durable):
         if row is None:
             return False
         return (
-            (row.token == seen.token or not self.on("take_token"))
-            and (row.fence == seen.fence or not self.on("take_version"))
+            ((row.token, row.fence) == (seen.token, seen.fence) or not self.on("take_version"))
             and (row.state == seen.state or not self.on("take_state"))
             and (row.state != IN_PROGRESS or self.has_lapsed(row) or not self.on("take_lease"))
             and (row.state != INDETERMINATE or self.may_settle(row))
@@ -163,7 +160,7 @@ class Intent(Durable):
         then = LOOK_UP if open_ and self.on("inline") else VIEW
         yield Step(
             f"{me}: SQL: claims what was {seen.state}, attempt {new.attempt}",
-            self.move(taken, number, at=then, attempt=new.attempt, seen=None, granted=True),
+            self.move(taken, number, at=then, attempt=new.attempt, seen=None),
             violation or self.final_changed(row, new),
         )
 
@@ -228,7 +225,7 @@ class Intent(Durable):
                 fence=self.next_fence(system, row.fence),
             )
             granted, violation = self.grant(system._replace(row=new), number, new, row)
-            run = self.move(granted, number, at=VIEW, attempt=new.attempt, seen=None, granted=True)
+            run = self.move(granted, number, at=VIEW, attempt=new.attempt, seen=None)
             label = f"{me}: verdict: it did not happen, runs attempt {new.attempt}"
             yield from self._verdict(system, run, number, label, violation)
         else:

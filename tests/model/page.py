@@ -7,7 +7,7 @@ from flask_idempotent.stores.statements import Statements
 from tests.contract.lua_tools import RULES as LUA_RULES
 
 from .rules import NOT_BUILT, RULES
-from .runs import NOTICED, OPEN, RUNS, SILENT
+from .runs import NOTICED, OPEN, RUNS
 from .sql_rules import SWITCHES
 
 PAGE = Path(__file__).parents[2] / "docs" / "model.md"
@@ -31,8 +31,6 @@ def page() -> str:
         "What the model finds without a rule, with the run that finds it; and which scenarios of the stores fail "
         f"without it. “Model only: {NOT_BUILT}”: the product has no code for it.\n",
         table(),
-        "\n## Rules whose absence no run notices\n",
-        *(f"- `{rule}`: {why}." for rule, why in SILENT.items()),
         "\n## What is open\n",
         "The model finds each of these with all rules on. They are pinned, so that it is seen when one is closed.\n",
         *(f"- *{name[0].upper()}{name[1:]}* (`{case.violation}`). {case.text}" for name, case in OPEN.items()),
@@ -60,23 +58,9 @@ def _kind(switch: str) -> str:
     return "SQL" if any(edit.owner is Statements for edit in SWITCHES[switch].edits) else "Python"
 
 
-def _noticed(rule: str, without: tuple[str, ...]) -> str:
-    notice = NOTICED[without]
-    others = [f"`{other}`" for other in without if other != rule]
-    together = f", together with {' and '.join(others)}" if others else ""
-    return f"{notice.violation} in “{notice.run}”{together}"
-
-
 def _rules() -> Iterator[str]:
     for name, rule in RULES.items():
-        model = "; ".join(
-            f"{notice.violation} in “{notice.run}”"
-            + (f", together with `{'`, `'.join(set(without) - {name})}`" if len(without) > 1 else "")
-            for without, notice in NOTICED.items()
-            if name in without
-        )
-        if name in SILENT:
-            model = f"{model}; alone: silent" if model else "silent"
+        model = f"{NOTICED[name].violation} in “{NOTICED[name].run}”"
         stores = [f"Lua: {each}" for each in rule.lua] + [f"{_kind(each)}: {each}" for each in rule.sql]
         place, noticed = rule.place, "; ".join(stores) or f"none: {rule.why}"
         if rule.place == NOT_BUILT:

@@ -82,13 +82,8 @@ RULES: dict[str, Rule] = {
         sql=("a token given back is over",),
     ),
     # -- takeover ----------------------------------------------------------------------------------------------------
-    "take_token": Rule(
-        "Replacing a row compares its token.",
-        "stores/statements.py",
-        sql=("replacing compares token and number",),
-    ),
     "take_version": Rule(
-        "A takeover compares the row's number (`lock_version`).",
+        "A takeover compares the row's number (`lock_version`); replacing the row, its token as well.",
         "stores/statements.py",
         sql=("a takeover compares the number", "a verdict compares the number", "replacing compares token and number"),
     ),
@@ -215,17 +210,16 @@ RULES: dict[str, Rule] = {
         "stores/durable.py, complete.lua",
         sql=("a refusal by an unconfirmed record is asked of SQL",),
     ),
-    "granted_mark": Rule(
-        "Where no row is committed, a refusal stands only by a live holder whose claim SQL had granted (its first "
-        "renewal marks it); with an unmarked one the duplicate is told `in-progress`, with a lapsed one SQL decides.",
-        "stores/durable.py, claim.lua, renew.lua",
-        lua=(
-            "a renewal tells what was granted",
-            "a renewal tells nothing else",
-            "a lapsed claim refuses for nobody else",
-            "a takeover was not granted yet",
+    "open_holder": Rule(
+        "Where no row is committed, a refusal stands only if SQL says that it is the claim in Redis whose transaction "
+        "is open; else the duplicate is told `in-progress`, and with a lapsed one SQL decides.",
+        "stores/durable.py, stores/sql.py, claim.lua",
+        lua=("a refusal names its holder", "a refusal tells what was committed", "a new claim is not committed yet"),
+        sql=(
+            "a refusal by a holder whose transaction is not open does not stand",
+            "a refusal by the holder of an open transaction stands",
+            "a transaction that ends refuses nobody any more",
         ),
-        sql=("a refusal by a holder that nobody confirmed does not stand",),
     ),
     "giveback_deletes": Rule(
         "Giving back a claim in Redis that SQL did not agree to deletes it.",

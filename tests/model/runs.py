@@ -49,10 +49,13 @@ RUNS: dict[str, Run] = {
         Transaction, OTHER_BODY, _faults(pause=1, crash=1, flush=1, failover=1)
     ),
     "transaction: flush behind a granted claim": Run(
-        Transaction, requests(A, A, BOB), _faults(flush=1, mark=2, redis_away=1, heartbeat=1)
+        Transaction, requests(A, A, BOB), _faults(flush=1, redis_away=1, heartbeat=1, transient=1)
     ),
     "transaction: failover behind a granted claim": Run(
-        Transaction, OTHER_BODY, _faults(failover=1, mark=2, pause=1, lost_reply=1)
+        Transaction, OTHER_BODY, _faults(failover=1, pause=1, lost_reply=1)
+    ),
+    "transaction: a holder whose work was taken back": Run(
+        Transaction, OTHER_BODY, _faults(transient=1, crash=1, redis_away=2, undo=1)
     ),
     "transaction: errors at COMMIT": Run(
         Transaction, STRANGER, _faults(lost_reply=1, commit_fails=1, slow_commit=1, transient=1, SQL_away=1)
@@ -63,7 +66,7 @@ RUNS: dict[str, Run] = {
     "transaction: guards": Run(Transaction, OTHER_BODY, _faults(guard=1, transient=1)),
     "intent: crash, pause": Run(Intent, WITH_JOB, _faults(pause=1, crash=1)),
     "intent: pause, a search that lags": Run(Intent, WITH_JOB, _faults(pause=1, search_lags=1)),
-    "intent: other body": Run(Intent, OTHER_BODY, _faults(flush=1, crash=1, timeout=1, mark=1)),
+    "intent: other body": Run(Intent, OTHER_BODY, _faults(flush=1, crash=1, timeout=1)),
     "intent: other principal": Run(
         Intent, (*requests(A, BOB_B), Actor(JOB)), _faults(flush=1, pause=1, failover=1, redis_away=1)
     ),
@@ -107,68 +110,62 @@ class Notice(NamedTuple):
     violation: str
 
 
-#: Rules switched off -> what notices it. Two that stand in for each other are switched off together.
-NOTICED: dict[tuple[str, ...], Notice] = {
-    ("cas_token",): Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
-    ("cas_state",): Notice("intent: heartbeats, skew", "FINAL-CHANGED"),
-    ("complete_own",): Notice("redis: lost replies", "OWN-SUCCESS-DENIED"),
-    ("stored_bytes",): Notice("intent: crash, pause", "WRONG-REPLAY"),
-    ("claim_twice",): Notice("redis: lost replies", "SELF-BLOCK"),
-    ("dead_token",): Notice("redis: a delayed claim", "PHANTOM"),
-    ("take_token", "take_version"): Notice("intent: expiry, Redis away", "OTHER-REQUEST-RAN"),
-    ("take_state",): Notice("intent: crash, pause", "FINAL-CHANGED"),
-    ("take_lease",): Notice("intent: heartbeats, skew", "TOOK-LIVE-LEASE"),
-    ("take_keeps",): Notice("intent: pause, a search that lags", "OUTCOME-DROPPED"),
-    ("skew",): Notice("redis: pause, crash, skew", "TWO-LIVE"),
-    ("version_rises",): Notice("redis: flush, failover, expiry", "FENCE"),
-    ("principal_first",): Notice("redis: flush, failover, expiry", "TOLD-A-STRANGER"),
-    ("fp_bound",): Notice("redis: lost replies", "OTHER-REQUEST-RAN"),
-    ("expiry_final",): Notice("intent: expiry, sweep", "SWEPT-LIVE"),
-    ("rel_no_expiry",): Notice("intent: expiry, sweep", "SECOND-CHARGE"),
-    ("open_ttl",): Notice("redis: flush, failover, expiry", "TWO-LIVE"),
-    ("release_ttl",): Notice("intent: expiry, sweep", "SWEPT-CHARGE"),
-    ("unreadable",): Notice("redis: unreadable", "SECOND-EFFECT"),
-    ("old_body",): Notice("intent: expiry, Redis away", "OLD-ANSWER"),
-    ("kept",): Notice("redis: full, away", "SECOND-EFFECT"),
-    ("after_guards",): Notice("redis: guards", "LEFT-SOMETHING"),
-    ("allow_oom",): Notice("redis: full, away", "SECOND-EFFECT"),
-    ("sql_decides",): Notice("intent: lost replies", "KEY-AFTER-LAPSE"),
-    ("confirmed",): Notice("intent: other body", "WRONG-REFUSAL"),
-    ("granted_mark",): Notice("transaction: flush behind a granted claim", "WRONG-REFUSAL"),
-    ("giveback_deletes",): Notice("intent: other principal", "POISONED"),
-    ("sql_first",): Notice("intent: lost replies", "WRONG-REPLAY"),
-    ("outage",): Notice("intent: SQL away", "TOLD-BUT-NOT-KEPT"),
-    ("lost_gives_back",): Notice("intent: heartbeats, skew", "LEFT-IN-FRONT"),
-    ("readback_waits",): Notice("transaction: errors at COMMIT", "FALSE-503"),
-    ("copy_ttl",): Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
-    ("copy_until",): Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
-    ("forget_order",): Notice("transaction: forgetting", "REPLAY-WITHOUT-ROW"),
-    ("insert_in_tx",): Notice("transaction: flush behind a granted claim", "TWO-LIVE"),
-    ("readback",): Notice("transaction: errors at COMMIT", "FALSE-503"),
-    ("sql_is_lease",): Notice("intent: heartbeats, skew", "KEY-AFTER-LAPSE"),
-    ("local_deadline",): Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
-    ("late_ind",): Notice("intent: crash, pause", "OUTCOME-DROPPED"),
-    ("late_rel",): Notice("intent: crash, pause", "OUTCOME-DROPPED"),
-    ("inline",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
-    ("one_reconciler",): Notice("intent: crash, pause", "TWO-RECONCILERS"),
-    ("transient_ind",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
-    ("settle_after",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
-    ("look_after",): Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
-    ("window",): Notice("intent: expiry, sweep", "SECOND-CHARGE"),
-    ("job",): Notice("intent: crash, pause", "STUCK"),
-    ("recheck",): Notice("intent: expiry, sweep", "SWEPT-CHARGE"),
-    ("sweep_recheck",): Notice("transaction: expiry, sweep", "SWEPT-LIVE"),
-    ("saga_commit",): Notice("saga: crash, pause", "NOT-UNDONE"),
-    ("saga_hold",): Notice("saga: crash, pause", "TWO-LIVE"),
-    ("saga_failed",): Notice("saga: refusals are not remembered", "FORWARD-AFTER-UNDO"),
-    ("comp_commit",): Notice("saga: crash, pause", "SECOND-UNDO"),
-}
-
-#: Rules whose absence no run can notice, and why.
-SILENT: dict[str, str] = {
-    "take_token": "`take_version` stands in for it while numbers rise; both off are noticed",
-    "take_version": "`take_token` stands in for it; both off are noticed",
-    "never_rerun": "SQL rolls the second run back; effects outside of SQL are not in this mode",
+#: What notices that a rule is switched off.
+NOTICED: dict[str, Notice] = {
+    "cas_token": Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
+    "cas_state": Notice("intent: heartbeats, skew", "FINAL-CHANGED"),
+    "complete_own": Notice("redis: lost replies", "OWN-SUCCESS-DENIED"),
+    "stored_bytes": Notice("intent: crash, pause", "WRONG-REPLAY"),
+    "claim_twice": Notice("redis: lost replies", "SELF-BLOCK"),
+    "dead_token": Notice("redis: a delayed claim", "PHANTOM"),
+    "take_version": Notice("intent: expiry, Redis away", "OTHER-REQUEST-RAN"),
+    "take_state": Notice("intent: crash, pause", "FINAL-CHANGED"),
+    "take_lease": Notice("intent: heartbeats, skew", "TOOK-LIVE-LEASE"),
+    "take_keeps": Notice("intent: pause, a search that lags", "OUTCOME-DROPPED"),
+    "skew": Notice("redis: pause, crash, skew", "TWO-LIVE"),
+    "version_rises": Notice("redis: flush, failover, expiry", "FENCE"),
+    "principal_first": Notice("redis: flush, failover, expiry", "TOLD-A-STRANGER"),
+    "fp_bound": Notice("redis: lost replies", "OTHER-REQUEST-RAN"),
+    "expiry_final": Notice("intent: expiry, sweep", "SWEPT-LIVE"),
+    "rel_no_expiry": Notice("intent: expiry, sweep", "SECOND-CHARGE"),
+    "open_ttl": Notice("redis: flush, failover, expiry", "TWO-LIVE"),
+    "release_ttl": Notice("intent: expiry, sweep", "SWEPT-CHARGE"),
+    "unreadable": Notice("redis: unreadable", "SECOND-EFFECT"),
+    "old_body": Notice("intent: expiry, Redis away", "OLD-ANSWER"),
+    "kept": Notice("redis: full, away", "SECOND-EFFECT"),
+    "after_guards": Notice("redis: guards", "LEFT-SOMETHING"),
+    "allow_oom": Notice("redis: full, away", "SECOND-EFFECT"),
+    "sql_decides": Notice("intent: lost replies", "KEY-AFTER-LAPSE"),
+    "confirmed": Notice("intent: other body", "WRONG-REFUSAL"),
+    "open_holder": Notice("transaction: flush behind a granted claim", "WRONG-REFUSAL"),
+    "giveback_deletes": Notice("intent: other principal", "POISONED"),
+    "sql_first": Notice("intent: lost replies", "WRONG-REPLAY"),
+    "outage": Notice("intent: SQL away", "TOLD-BUT-NOT-KEPT"),
+    "lost_gives_back": Notice("intent: heartbeats, skew", "LEFT-IN-FRONT"),
+    "readback_waits": Notice("transaction: errors at COMMIT", "FALSE-503"),
+    "copy_ttl": Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
+    "copy_until": Notice("transaction: expiry, sweep", "REPLAY-WITHOUT-ROW"),
+    "forget_order": Notice("transaction: forgetting", "REPLAY-WITHOUT-ROW"),
+    "insert_in_tx": Notice("transaction: flush behind a granted claim", "TWO-LIVE"),
+    "never_rerun": Notice("transaction: errors at COMMIT", "RAN-AGAIN"),
+    "readback": Notice("transaction: errors at COMMIT", "FALSE-503"),
+    "sql_is_lease": Notice("intent: heartbeats, skew", "KEY-AFTER-LAPSE"),
+    "local_deadline": Notice("intent: crash, pause", "KEY-AFTER-LAPSE"),
+    "late_ind": Notice("intent: crash, pause", "OUTCOME-DROPPED"),
+    "late_rel": Notice("intent: crash, pause", "OUTCOME-DROPPED"),
+    "inline": Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    "one_reconciler": Notice("intent: crash, pause", "TWO-RECONCILERS"),
+    "transient_ind": Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    "settle_after": Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    "look_after": Notice("intent: no deduplication, a search that lags", "SECOND-CHARGE"),
+    "window": Notice("intent: expiry, sweep", "SECOND-CHARGE"),
+    "job": Notice("intent: crash, pause", "STUCK"),
+    "recheck": Notice("intent: expiry, sweep", "SWEPT-CHARGE"),
+    "sweep_recheck": Notice("transaction: expiry, sweep", "SWEPT-LIVE"),
+    "saga_commit": Notice("saga: crash, pause", "NOT-UNDONE"),
+    "saga_hold": Notice("saga: crash, pause", "TWO-LIVE"),
+    "saga_failed": Notice("saga: refusals are not remembered", "FORWARD-AFTER-UNDO"),
+    "comp_commit": Notice("saga: crash, pause", "SECOND-UNDO"),
 }
 
 
@@ -205,17 +202,5 @@ OPEN: dict[str, Open] = {
         "FORWARD-AFTER-UNDO",
         "A process stands still in a step for longer than its lease. Compensation starts `settle_after` after the last "
         "lost lease.",
-    ),
-    "a granted claim that is rolled back, before it is given back": Open(
-        Run(Transaction, OTHER_BODY, _faults(mark=1, transient=1, redis_away=1)),
-        "WRONG-REFUSAL",
-        "On `transaction` a mark in Redis outlives the row that it stands for: until the claim is given back. "
-        "Meanwhile another request may hold the row, if it came past Redis or before a flush. Its own copies are told "
-        "404 or 422.",
-    ),
-    "a granted claim whose process died": Open(
-        Run(Transaction, OTHER_BODY, _faults(mark=1, crash=1, redis_away=1)),
-        "WRONG-REFUSAL",
-        "The same, until lease and skew are over: the row went with the process, the mark in Redis did not.",
     ),
 }

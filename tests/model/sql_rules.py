@@ -326,17 +326,26 @@ SWITCHES: dict[str, Switch] = {
     "a refusal by an unconfirmed record is asked of SQL": _off(
         durable.DurableStore,
         "_refused",
-        "if said.confirmed and not said.wait_ms:",
-        "if True:",
-        Edit(
-            durable.DurableIntentStore,
-            "_refused",
-            "return said if said.confirmed and not said.wait_ms else None",
-            "return said",
-        ),
+        "return said if said.confirmed else None",
+        "return said",
+        Edit(durable.DurableTransactionStore, "_refused", "if said.confirmed:", "if True:"),
     ),
-    "a refusal by a holder that nobody confirmed does not stand": _off(
-        durable.DurableStore, "_refused", "return said if said.confirmed else ", "return said if True else "
+    "a refusal by a holder whose transaction is not open does not stand": _off(
+        durable.DurableTransactionStore,
+        "_refused",
+        "return said if self.back.is_open(claim, said.holder) else ",
+        "return said if True else ",
+    ),
+    "a refusal by the holder of an open transaction stands": _off(
+        sql.SqlStore,
+        "is_open",
+        "READ UNCOMMITTED",
+        "READ COMMITTED",
+        Edit(sql.SqlStore, "is_open", "return not free.scalar_one()", "return False"),
+        Edit(sql.SqlStore, "is_open", "return (os.getpid(), token) in self._running", "return False"),
+    ),
+    "a transaction that ends refuses nobody any more": _off(
+        sql.SqlStore, "_ends", "self._running.discard((os.getpid(), claim.token))", "pass", databases=("sqlite",)
     ),
     "a lost claim is given back in front": _off(
         durable.DurableStore,

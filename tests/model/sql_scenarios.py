@@ -575,18 +575,30 @@ def the_owner_is_not_refused_by_whoever_came_first_after_a_flush(bench: Bench) -
     assert bench.verdict(bench.durable_intent, bench.leased("t3")) is Verdict.IN_PROGRESS
 
 
-@of("a refusal by a holder that nobody confirmed does not stand")
+@of("a refusal by a holder whose transaction is not open does not stand")
 def the_owner_of_an_open_row_is_told_to_wait(bench: Bench) -> None:
     """p1's work runs; Redis forgets; another body claims there first, and hasn't asked SQL yet."""
     owner = bench.shared("t1")
     bench.durable.claim(owner)
     bench.client.flushdb()
-    intruder = bench.leased("t2", "B")
-    bench.front.claim(intruder)
+    bench.front.claim(bench.leased("t2", "B"))
     assert bench.verdict(bench.durable, bench.shared("t3")) is Verdict.IN_PROGRESS
-    # Once SQL granted a claim, its first renewal marks it, and it refuses.
-    bench.front.renew([intruder], confirmed=True)
-    assert bench.verdict(bench.durable, bench.shared("t4")) is Verdict.MISMATCH
+
+
+@of("a refusal by the holder of an open transaction stands")
+def another_body_is_refused_while_the_work_runs(bench: Bench) -> None:
+    bench.durable.claim(bench.shared("t1"))
+    assert bench.verdict(bench.durable, bench.shared("t2", "B")) is Verdict.MISMATCH
+
+
+@of("a transaction that ends refuses nobody any more")
+def work_that_was_taken_back_refuses_nobody(bench: Bench) -> None:
+    """Its record in Redis could not be given back; another request holds the key by now, having come past Redis."""
+    undone = bench.shared("t1", "B")
+    assert bench.verdict(bench.durable, undone) is Verdict.CLAIMED
+    bench.transaction.release(undone, reason="")
+    assert bench.verdict(bench.transaction, bench.shared("t2")) is Verdict.CLAIMED
+    assert bench.verdict(bench.durable, bench.shared("t3")) is Verdict.IN_PROGRESS
 
 
 @of("giving back in front leaves nothing")

@@ -92,13 +92,13 @@ def test_an_edit_that_finds_nothing_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_mark_outlives_a_row_that_was_rolled_back(bench_of: Callable[[], Bench]) -> None:
-    """What the model calls open is so in the stores: a granted claim died and took its row along, its mark in Redis
-    stays for the rest of its lease. Whoever holds the row now, having come past Redis, has copies that are refused."""
+def test_the_record_of_a_process_that_died_refuses_nobody(bench_of: Callable[[], Bench]) -> None:
+    """It took its row along, its record in Redis stays for the rest of its lease. Whoever holds the row now, having
+    come past Redis, is not refused by it."""
     bench = bench_of()
     dead = bench.shared("t1", "B")
     assert bench.verdict(bench.durable, dead) is Verdict.CLAIMED
-    bench.durable.renew([dead])
     shared(dead).discard()
     assert bench.verdict(bench.transaction, bench.shared("t2")) is Verdict.CLAIMED
-    assert bench.verdict(bench.durable, bench.shared("t3")) is Verdict.MISMATCH
+    assert bench.verdict(bench.durable, bench.shared("t3")) is Verdict.IN_PROGRESS
+    assert bench.verdict(bench.durable, bench.shared("t4", "B")) is Verdict.IN_PROGRESS

@@ -2,6 +2,7 @@
 
 from .durable import Durable
 from .vocabulary import (
+    ASK_HOLDER,
     ASK_ROW,
     ASK_SQL,
     COMMIT,
@@ -32,6 +33,8 @@ class Transaction(Durable):
         me = f"p{number}"
         if actor.at == ASK_ROW:
             yield self._ask_row(system, number, actor, me)
+        elif actor.at == ASK_HOLDER:
+            yield self._ask_holder(system, number, actor, me)
         elif actor.at == ASK_SQL:
             yield from self._claim(system, number, actor, me)
         elif actor.at == VIEW:
@@ -50,16 +53,16 @@ class Transaction(Durable):
         record = system.redis
         assert record is not None
         open_and_live = record.state == IN_PROGRESS and not self.has_lapsed(record)
-        seen = (verdict, record.confirmed, open_and_live, self.wrong_refusal(system, number, verdict))
+        seen = (verdict, record.token, open_and_live, self.wrong_refusal(system, number, verdict))
         yield Step(
             f"{me}: Redis: {verdict}, of an open record: ask for the committed row",
             self.move(system, number, at=ASK_ROW, seen=seen),
         )
 
     def _ask_row(self, system: System, number: int, actor: Actor, me: str) -> Step:
-        """A committed row decides. Without one the holder in Redis stands if SQL had granted its claim; if nobody
-        knows, the duplicate is told that the key is in progress; and if its lease is over, a claim decides."""
-        verdict, granted, live, wrong = actor.seen
+        """A committed row decides. Without one the holder in Redis is asked for; and if its lease is over, a claim
+        decides."""
+        _, _, live, _ = actor.seen
         says = None if system.row is None else self.row_says(system.row, number, actor)
         if says == "take":
             return Step(f"{me}: the row may be replaced", self.move(system, number, at=ASK_SQL, seen=None))
@@ -67,14 +70,24 @@ class Transaction(Durable):
             told = ("answered", str(system.row.answer)) if says == "replay" and system.row is not None else (says,)
             answered, violation = self.answer(system, number, told)
             return Step(f"{me}: the committed row says {says}", answered, violation)
-        if self.on("granted_mark") and not live:
+        if self.on("open_holder") and not live:
             return Step(f"{me}: no row, and a lapsed holder: claims", self.move(system, number, at=ASK_SQL, seen=None))
-        told = (verdict,) if granted or not self.on("granted_mark") else ("in progress",)
+        return Step(f"{me}: no row is committed: asks for the holder", self.move(system, number, at=ASK_HOLDER))
+
+    def _ask_holder(self, system: System, number: int, actor: Actor, me: str) -> Step:
+        """The refusal stands if the open transaction is the one of the record in Redis; else the duplicate is told that
+        the key is in progress."""
+        verdict, token, _, wrong = actor.seen
+        holder = system.actors[token]
+        is_open = holder.at == COMMIT or holder.commit_in_flight
+        told = (verdict,) if is_open or not self.on("open_holder") else ("in progress",)
         answered, violation = self.answer(system, number, told)
         if told[0] == verdict and self.wrong_refusal(system, number, verdict):
             # Wrong now; but what Redis said may have been right when it was read.
             violation = violation or wrong
-        return Step(f"{me}: no committed row: told {told[0]}", answered, violation)
+        return Step(
+            f"{me}: p{token}'s transaction is {'open' if is_open else 'not open'}: told {told[0]}", answered, violation
+        )
 
     def _sql_says(self, system: System, number: int, actor: Actor) -> str:
         """What an INSERT of the row meets."""
@@ -102,7 +115,9 @@ class Transaction(Durable):
             fence = self.next_fence(system, row.fence if row is not None else 0)
             new = Record(IN_PROGRESS, actor.principal, actor.body, number, fence)
             granted, violation = self.grant(system, number, new, row)
-            opened = self.move(granted, number, at=COMMIT, attempt=1, answer=f"E{number}", granted=True)
+            if actor.attempt:
+                violation = violation or "RAN-AGAIN: one request runs its view twice"
+            opened = self.move(granted, number, at=COMMIT, attempt=1, answer=f"E{number}")
             yield Step(f"{me}: SQL: its row, in the view's own transaction", opened, violation)
         elif says == "replay":
             assert row is not None

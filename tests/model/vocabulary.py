@@ -26,6 +26,7 @@ REQUEST, JOB, SWEEP, OPERATOR = "request", "job", "sweep", "operator"
 START = "start"  #: not asked yet; a job waits here for work
 GUARD = "guard"  #: claimed before its guards ran
 ASK_ROW = "ask the row"  #: Redis refuses, and nobody has confirmed its record: what does the committed row say?
+ASK_HOLDER = "ask for the holder"  #: no row is committed: is the transaction of the record's claim open?
 ASK_SQL = "ask SQL"  #: about to claim in the database
 UNASKED = "unasked"  #: about to run on Redis' word alone
 TAKE = "take"  #: read a row that may be taken, about to compare and swap
@@ -87,8 +88,6 @@ class Actor(NamedTuple):
     at: str = START
     #: It holds the claim in Redis, as far as it knows.
     fronted: bool = False
-    #: SQL granted its claim.
-    granted: bool = False
     attempt: int = 0
     #: What it read and will compare.
     seen: Any = None

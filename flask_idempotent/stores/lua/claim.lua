@@ -7,8 +7,8 @@
 --   {'claimed', how, fence, attempt, created_at, comparable}   how: new | same (asked before) | reclaimed | again
 --   {'replay', comparable, record}          finished; record is the whole hash, flat
 --   {'in_progress', ms until it can lapse, comparable}
---   {'foreign', confirmed, wait}    {'mismatch', confirmed, wait}
---       confirmed: 1 where the authority agrees with this record, whose lease hasn't lapsed; wait: ms until its lease can lapse, 0 without one
+--   {'foreign', confirmed, wait, token}    {'mismatch', confirmed, wait, token}    of the record that refuses;
+--       confirmed: 1 where it was committed; wait: ms until its lease can lapse, 0 without one
 --   {'over'}  this token was given back     {'indeterminate'}     {'expired'}
 --   {'limited', ms until the window frees}  {'unreadable', format}
 
@@ -27,7 +27,7 @@ if old then
   -- Expiry comes first, and only for what is over: an open or unknown outcome never expires into a second run.
   if (FINISHED[old.state] or old.state == 'released') and tonumber(old.expires_at) <= now then
     if tonumber(old.tombstone_until) > now then
-      if compare(old, principal, binding, PAIRS) == 'foreign' then return { 'foreign', 1, 0 } end
+      if compare(old, principal, binding, PAIRS) == 'foreign' then return { 'foreign', 1, 0, old.token } end
       return { 'expired' }
     end
     fence = math.max(tonumber(old.fence) + 1, now)
@@ -40,7 +40,7 @@ if old then
   local open = old.state == 'in_progress'
   local wait = open and math.max(tonumber(old.locked_until) + skew - now, 0) or 0
   if likeness == 'foreign' or likeness == 'mismatch' then
-    return { likeness, (open and wait == 0) and 0 or tonumber(old.confirmed), wait }
+    return { likeness, tonumber(old.confirmed), wait, old.token }
   end
   if likeness == 'unknown' then comparable = 0 end
 
