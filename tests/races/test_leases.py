@@ -166,7 +166,7 @@ def test_around_the_end_of_the_lease(make_app, store):
 
     A claim is one script, so nothing can stop between its reading and its writing; the rounds show that it is.
     """
-    app = make_app(LEASE=0.03, SKEW=0.01, MAX_PROCESSING=1, HEARTBEAT=False, RATE_LIMIT=None)
+    app = make_app(LEASE=0.03, SKEW=0.01, MAX_PROCESSING=60, HEARTBEAT=False, RATE_LIMIT=None)
     runs: dict[str, list[int]] = {}
 
     @app.post("/orders/<name>")
