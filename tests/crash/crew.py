@@ -18,6 +18,8 @@ __all__ = ["Crew", "Member"]
 LOOK_S = 0.02
 #: A wait that takes so long.
 STALL_S = 0.4
+#: Characters of the log that are shown of a worker that died by itself.
+LAST_WORDS = 3000
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Crew:
             if self._members[slot] is not dead:
                 return
             if dead.name not in self._ended and not self._note_fault(dead):
-                self.history.mark("died", worker=dead.name, detail=f"by itself: {dead.worker.ended()}")
+                last_words = self._nursery.log[-LAST_WORDS:]
+                self.history.mark("died", worker=dead.name, detail=f"by itself: {dead.worker.ended()}\n{last_words}")
             self._members[slot] = self._born(slot)
 
     def _note_fault(self, member: Member) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import http.client
 import itertools
@@ -586,6 +587,7 @@ def _fork(command: Mapping[str, Any], notes: int, *closing: int) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in closing:
             os.close(number)
+        faulthandler.enable()
         _die_with_parent(parent)
         _serve(command, notes)
     except BaseException:
