@@ -199,6 +199,11 @@ class DurableTransactionStore(DurableStore):
     def __init__(self, front: RedisStore, back: SqlStore, *, inline_body: int) -> None:
         super().__init__(front, back, inline_body=inline_body)
 
+    def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
+        # Redis first: a process that dies here leaves nothing for a retry to wait for.
+        self._give_back(claim)
+        return self.back.release(claim, reason=reason, forget=forget)
+
     def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         if said.confirmed:
             return said

@@ -91,7 +91,7 @@ class Cell:
     :param does: what the dying worker does besides, see `worker.Faults.does`.
     :param first: what comes before, in order: ``"done"`` (an earlier request was answered), ``"died early"``, ``"died
         late"`` (before, after its effect), ``"gave back"``, ``"flushed"``, ``"overtaken"`` (the worker is stopped until
-        another has taken its place).
+        another has taken its place), ``"running"`` (the dying one came with another body while this one's view ran).
     :param action: ``"kill"``; ``"raise"``: the store fails once; ``"away"``: its server is gone for the worker.
     :param told: status and code of what the client of a worker that lives on gets.
     :param pad: makes the answer longer.
@@ -202,10 +202,11 @@ def _transaction() -> Iterator[Cell]:
     yield from around(kind, "redis", "complete", committed, copied)
     yield Cell(kind, "view", "answer", "before", **copied)  # type: ignore[arg-type]
     for does in ("gives back", "fails"):
-        # Redis first: no mark of a claim that was granted outlives its row.
+        # Redis first: what dies then leaves nothing.
         yield from around(kind, "redis", "release", claimed, nothing, does=(does,))
         yield from around(kind, "transaction", "release", nothing, nothing, does=(does,))
     yield from _of_replays(kind)
+    yield from around(kind, "transaction", "is_open", copied, copied, first=("running",))
     # The view ended the transaction itself, and its process died before that could be told.
     yield Cell(kind, "transaction", "complete", "before", (OPEN, OPEN, 1), HUMAN, does=("commits",))
     yield from around(
@@ -488,21 +489,23 @@ class Case:
         self.workers.append(self.lane.spawn(fault, **config))
         return self.workers[-1]
 
-    def die(self, worker: Worker, point: str, *, overtaken: bool = False) -> None:
+    def die(self, worker: Worker, point: str) -> None:
         """A worker gets the request, again while it refuses it, and is killed there."""
-        if overtaken:
+        if "overtaken" in self.cell.first:
             self.overtake(worker)
+        elif "running" in self.cell.first:
+            self.ask_beside(worker)
         else:
             self.until_it_breaks(worker)
         assert worker.wait() == -9, f"ended with {worker.ended()}"
         assert worker.met() == point, worker.met()
 
-    def until_it_breaks(self, worker: Worker) -> None:
+    def until_it_breaks(self, worker: Worker, **changed: Any) -> None:
         ends = time.monotonic() + BOUND_S
         while True:
             self.sent = time.monotonic()
             try:
-                answer = self.post(worker)
+                answer = self.post(worker, **changed)
             except OSError:
                 return
             if answer.status == 201 and "flushed" in self.cell.first:
@@ -510,6 +513,19 @@ class Case:
             self.assert_refused(answer)
             assert time.monotonic() < ends, f"it still lives, and said {answer}"
             time.sleep(0.03)
+
+    def ask_beside(self, worker: Worker) -> None:
+        """The request is stopped inside of its view while the worker is asked for another with its key."""
+        runner = self.spawn({"does": "stops"}, LEASE=BOUND_S)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.post, runner)
+            try:
+                wait_until(runner.has_stopped, "the stop")
+                self.until_it_breaks(worker, body={**self.body, "name": "another"})
+            finally:
+                runner.resume()
+            self.earlier = running.result(BOUND_S)
+        assert self.earlier.status == 201, self.earlier
 
     def overtake(self, worker: Worker) -> None:
         """It stops inside of its view, and goes on when another has finished the work."""
@@ -663,7 +679,7 @@ class Case:
             fault = {"layer": cell.layer, "at": cell.at, "when": cell.when, "n": cell.n, "does": list(cell.does)}
             victim = self.spawn(fault)
             self.prepare()
-            self.die(victim, cell.point, overtaken="overtaken" in cell.first)
+            self.die(victim, cell.point)
             self.result.pids.append(victim.pid)
         else:
             told = self.fail()
