@@ -284,9 +284,9 @@ def test_a_key_in_use_is_not_a_failure(till: Till):
     and gets the first one's charge."""
     till.app.register_error_handler(Refused, lambda error: ("the provider is at it", 503))
     till.app.register_error_handler(NoAnswer, lambda error: ("no answer", 504))
-    impatient = type(till.provider)(till.provider.url, timeout=0.2)
+    impatient = type(till.provider)(till.provider.url, timeout=0.5)
     till.provider, patient = impatient, till.provider
-    patient.fault("wait", "before", seconds=1.2)
+    patient.fault("wait", "before", seconds=4)  # far longer than it takes to come back
     key = new_key()
     assert till.pay(key).status_code == 504
     with till.outside.begin() as connection:
@@ -295,7 +295,7 @@ def test_a_key_in_use_is_not_a_failure(till: Till):
     assert [call["outcome"] for call in patient.calls()] == ["began", "key in use"]
     assert till.row().status == "indeterminate"
     assert_unknown(till.pay(key))
-    wait_until(lambda: bool(patient.entries()), "the late charge", 5)
+    wait_until(lambda: bool(patient.entries()), "the late charge", 10)
     till.provider = patient
     with till.outside.begin() as connection:
         till.age(connection, 6)
