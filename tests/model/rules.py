@@ -219,6 +219,7 @@ RULES: dict[str, Rule] = {
             "a refusal by a holder whose transaction is not open does not stand",
             "a refusal by the holder of an open transaction stands",
             "a transaction that ends refuses nobody any more",
+            "who asks for a holder is none",
         ),
     ),
     "giveback_deletes": Rule(

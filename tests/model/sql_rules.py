@@ -344,6 +344,13 @@ SWITCHES: dict[str, Switch] = {
         Edit(sql.SqlStore, "is_open", "return not free.scalar_one()", "return False"),
         Edit(sql.SqlStore, "is_open", "return (os.getpid(), token) in self._running", "return False"),
     ),
+    "who asks for a holder is none": _off(
+        _STATEMENTS,
+        "__init__",
+        "pg_try_advisory_xact_lock_shared",
+        "pg_try_advisory_xact_lock",
+        databases=("postgresql",),
+    ),
     "a transaction that ends refuses nobody any more": _off(
         sql.SqlStore, "_ends", "self._running.discard((os.getpid(), claim.token))", "pass", databases=("sqlite",)
     ),

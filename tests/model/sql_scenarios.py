@@ -13,6 +13,7 @@ from flask_idempotent.records import Completed, Completion, State, Step, Verdict
 from flask_idempotent.stores.backing import lease
 from flask_idempotent.stores.base import NotCommitted, Released
 from flask_idempotent.stores.redis import RedisStore
+from flask_idempotent.stores.rows import claim_lock_number
 from flask_idempotent.stores.transaction import OuterEnded, shared
 from flask_idempotent.testing import EmbeddedRedis
 from tests import servers
@@ -589,6 +590,14 @@ def the_owner_of_an_open_row_is_told_to_wait(bench: Bench) -> None:
 def another_body_is_refused_while_the_work_runs(bench: Bench) -> None:
     bench.durable.claim(bench.shared("t1"))
     assert bench.verdict(bench.durable, bench.shared("t2", "B")) is Verdict.MISMATCH
+
+
+@of("who asks for a holder is none")
+def two_who_ask_at_once_do_not_take_each_other_for_the_holder(bench: Bench) -> None:
+    asking = bench.transaction._sql.try_claim_lock
+    with bench.engine.begin() as connection:
+        assert connection.execute(asking, {"claim_lock": claim_lock_number("t1")}).scalar_one()
+        assert not bench.transaction.is_open(bench.shared("t2", "B"), "t1")
 
 
 @of("a transaction that ends refuses nobody any more")

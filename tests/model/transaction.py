@@ -53,7 +53,7 @@ class Transaction(Durable):
         record = system.redis
         assert record is not None
         open_and_live = record.state == IN_PROGRESS and not self.has_lapsed(record)
-        seen = (verdict, record.token, open_and_live, self.wrong_refusal(system, number, verdict))
+        seen = (verdict, record.token, open_and_live)
         yield Step(
             f"{me}: Redis: {verdict}, of an open record: ask for the committed row",
             self.move(system, number, at=ASK_ROW, seen=seen),
@@ -62,7 +62,7 @@ class Transaction(Durable):
     def _ask_row(self, system: System, number: int, actor: Actor, me: str) -> Step:
         """A committed row decides. Without one the holder in Redis is asked for; and if its lease is over, a claim
         decides."""
-        _, _, live, _ = actor.seen
+        _, _, live = actor.seen
         says = None if system.row is None else self.row_says(system.row, number, actor)
         if says == "take":
             return Step(f"{me}: the row may be replaced", self.move(system, number, at=ASK_SQL, seen=None))
@@ -77,14 +77,13 @@ class Transaction(Durable):
     def _ask_holder(self, system: System, number: int, actor: Actor, me: str) -> Step:
         """The refusal stands if the open transaction is the one of the record in Redis; else the duplicate is told that
         the key is in progress."""
-        verdict, token, _, wrong = actor.seen
+        verdict, token, _ = actor.seen
         holder = system.actors[token]
         is_open = holder.at == COMMIT or holder.commit_in_flight
         told = (verdict,) if is_open or not self.on("open_holder") else ("in progress",)
         answered, violation = self.answer(system, number, told)
-        if told[0] == verdict and self.wrong_refusal(system, number, verdict):
-            # Wrong now; but what Redis said may have been right when it was read.
-            violation = violation or wrong
+        if told[0] == verdict:
+            violation = violation or self.wrong_refusal(system, number, verdict)
         return Step(
             f"{me}: p{token}'s transaction is {'open' if is_open else 'not open'}: told {told[0]}", answered, violation
         )
