@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel
 
 from ..errors import ConfigurationError
 
-__all__ = ["RedisClient", "connect", "require_bytes"]
+__all__ = ["RedisClient", "connect", "disconnect", "require_bytes"]
 
 RedisClient: TypeAlias = "redis.Redis | RedisCluster"
 
@@ -85,6 +85,14 @@ def require_bytes(client: object) -> None:
             "the Redis client has decode_responses=True, but stored bodies are bytes: "
             "give init_app() a client, or IDEMPOTENT_REDIS_URL a text, of its own without decode_responses"
         )
+
+
+def disconnect(client: RedisClient) -> None:
+    """Close every connection of a client, those to its sentinels too."""
+    client.close()
+    asked: Sentinel | None = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for sentinel in asked.sentinels if asked is not None else ():
+        sentinel.close()
 
 
 def _bounds() -> dict[str, object]:

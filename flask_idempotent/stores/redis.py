@@ -33,7 +33,7 @@ from ..records import (
 )
 from .base import Released
 from .breaker import Breaker
-from .connect import RedisClient
+from .connect import RedisClient, disconnect
 
 __all__ = ["RedisStore", "read_script"]
 
@@ -202,6 +202,11 @@ class RedisStore:
             return None
         flat = cast("list[Reply]", [part for pair in fields.items() for part in pair])
         return self._record(scope, flat)
+
+    def close(self) -> None:
+        """Close the connections. A later call opens new ones."""
+        if self._made is not None:
+            disconnect(self._made)
 
     @property
     def _client(self) -> RedisClient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -84,6 +85,9 @@ class Idempotent:
             require_bytes(redis)
         client = redis if redis is not None else connect(settings.redis_url)
         front = RedisStore(client, prefix=settings.key_prefix)
+        if redis is None:
+            # Left to the collector, a socket may be taken before the connection that would close it.
+            weakref.finalize(app, front.close).atexit = False
         cipher = Cipher(settings.fernet_keys or ())
         beats = heartbeat if settings.heartbeat else None
         waiters = threading.Semaphore(settings.max_waiters)

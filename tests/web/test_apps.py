@@ -1,10 +1,16 @@
 """Several apps in a process, blueprints, and one function behind several routes."""
 
+import gc
+import weakref
+
 import pytest
 from flask import Blueprint, Flask, request
 from flask.views import MethodView
 
 from flask_idempotent import Idempotent, current_idempotency, idempotent
+from flask_idempotent.stores.connect import connect
+from flask_idempotent.web import extension
+from tests.harness import wait_until
 
 from . import kit
 from .kit import REPLAYED, keyed
@@ -71,6 +77,27 @@ def blueprints(effects) -> Blueprint:
     v1.register_blueprint(orders, url_prefix="/orders")
     api.register_blueprint(v1, url_prefix="/v1")
     return api
+
+
+def test_an_app_that_goes_takes_its_connections(redis_url, effects, store, monkeypatch):
+    """Not when the collector comes to them: it may take a socket first, and a suite that takes warnings for errors
+    fails somewhere else."""
+    made = []
+    monkeypatch.setattr(extension, "connect", lambda url: made.append(connect(url)) or made[-1])
+    app = kit.add_orders(kit.make_app(redis_url), effects)
+    before = _connections(store)
+    assert app.test_client().post("/orders", headers=keyed()).status_code == 201
+    (own,) = _connections(store) - before
+    gone = weakref.ref(app)
+    del app
+    gc.collect()
+    assert gone() is None
+    assert made
+    wait_until(lambda: own not in _connections(store), "the end of the app's connection")
+
+
+def _connections(store):
+    return {each["id"] for each in store.client_list()}
 
 
 def test_nested_blueprints(make_app, effects):
