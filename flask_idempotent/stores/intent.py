@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine, Row
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from ..errors import ConfigurationError, StoreUnavailable
 from ..records import (
@@ -28,8 +28,9 @@ from ..records import (
 )
 from .backing import lease
 from .base import NotCommitted, Released
+from .faults import Fault, fault_of
 from .models import Tables
-from .rows import Rows, claim_parameters, key_of, locks_of
+from .rows import Held, Rows, claim_parameters, is_mysql, key_of, locks_of
 from .statements import FIRST_USE, Statements
 from .steps import StepRows
 
@@ -68,9 +69,12 @@ class IntentStore:
         old: Row[Any] | None = None
         for _ in range(ROUNDS):
             started = time.monotonic()
-            reply = self._rows.settled(lambda connection, old=old: self._insert(connection, claim, old))  # type: ignore[misc]
-            if reply is None:
-                reply, old = self._rows.settled(lambda connection: self._meet(connection, claim))
+            try:
+                reply = self._rows.settled(lambda connection, old=old: self._insert(connection, claim, old))  # type: ignore[misc]
+                if reply is None:
+                    reply, old = self._rows.settled(lambda connection: self._meet(connection, claim))
+            except Held:
+                break
             if reply is not None:
                 if reply.verdict is Verdict.CLAIMED:
                     self._hold(claim, reply.attempt, started)
@@ -111,7 +115,9 @@ class IntentStore:
         began = time.monotonic()
         for pause_s in (*PAUSES_S, None):
             try:
-                return self._rows.settled(lambda connection: self._finish(connection, completion))
+                return self._rows.alone(
+                    completion.claim.scope, lambda connection, row: self._finish(connection, completion, row)
+                )
             except StoreUnavailable as error:
                 if pause_s is None or time.monotonic() - began > TRIES_END_S:
                     raise NotCommitted(UNKNOWN) from error
@@ -121,7 +127,9 @@ class IntentStore:
     def release(self, claim: Claim, *, reason: str, forget: bool = False) -> Released:
         """The effect certainly did not happen: the same request may run again."""
         parameters = {**self._ours(claim), "ttl_ms": claim.ttl_ms, "v_reason": reason[:255]}
-        changed = self._rows.settled(lambda connection: connection.execute(self._sql.release, parameters).rowcount)
+        changed = self._rows.alone(
+            claim.scope, lambda connection, _: connection.execute(self._sql.release, parameters).rowcount
+        )
         if changed:
             return Released.RELEASED
         record = self.read(claim.scope)
@@ -134,12 +142,14 @@ class IntentStore:
     def suspend(self, claim: Claim, *, reason: str) -> None:
         """Nobody knows whether the effect happened: it is looked up before anything is sent again."""
         parameters = {**self._ours(claim), "v_reason": reason[:255]}
-        self._rows.settled(lambda connection: connection.execute(self._sql.suspend, parameters))
+        self._rows.alone(claim.scope, lambda connection, _: connection.execute(self._sql.suspend, parameters))
 
     def note(self, claim: Claim, context: bytes) -> bool:
         """Keep what the work noted, at once. ``False``: the claim is not ours any more."""
         parameters = {**key_of(claim.scope), "p_token": claim.token, "v_context": context}
-        return bool(self._rows.settled(lambda connection: connection.execute(self._sql.note, parameters).rowcount))
+        return bool(
+            self._rows.alone(claim.scope, lambda connection, _: connection.execute(self._sql.note, parameters).rowcount)
+        )
 
     def first_use(self, claim: Claim, name: str) -> int:
         """How long ago a provider's key was first handed out, in milliseconds. It is noted before it is handed out.
@@ -195,28 +205,29 @@ class IntentStore:
     def settle_completed(self, claim: Claim, orphan: Record, completion: Completion) -> Record | None:
         """The verdict that it happened. ``None``: somebody else settled meanwhile."""
 
-        def write(connection: Connection) -> Record | None:
-            now = connection.execute(self._sql.row, key_of(claim.scope)).one().now
-            values = self._final(completion, now)
+        def write(connection: Connection, row: Row[Any] | None) -> Record | None:
+            if row is None:
+                return None
+            values = self._final(completion, row.now)
             parameters = {**self._seen(claim, orphan), **values}
             if connection.execute(self._sql.finish_orphan, parameters).rowcount != 1:
                 return None
             self._answer(connection, claim, completion.response, values)
             return self._rows.record(connection, connection.execute(self._sql.row, key_of(claim.scope)).one())
 
-        return self._rows.settled(write)
+        return self._rows.alone(claim.scope, write)
 
     def settle_retry(self, claim: Claim, orphan: Record) -> ClaimReply | None:
         """The verdict that it did not happen: the key is ours for the next attempt. ``None``: somebody else settled."""
         started = time.monotonic()
         parameters = {**self._seen(claim, orphan), **self._run(claim)}
 
-        def write(connection: Connection) -> ClaimReply | None:
+        def write(connection: Connection, _: Row[Any] | None) -> ClaimReply | None:
             if connection.execute(self._sql.run_orphan, parameters).rowcount != 1:
                 return None
             return self._claimed(connection, claim, reclaimed=True)
 
-        reply = self._rows.settled(write)
+        reply = self._rows.alone(claim.scope, write)
         if reply is not None:
             self._hold(claim, reply.attempt, started)
         return reply
@@ -224,7 +235,7 @@ class IntentStore:
     def settle_later(self, claim: Claim, orphan: Record, *, pause_ms: int, reason: str) -> None:
         """No verdict yet: the next look-up is allowed after a pause."""
         parameters = {**self._seen(claim, orphan), "lease_ms": pause_ms, "v_reason": reason[:255]}
-        self._rows.settled(lambda connection: connection.execute(self._sql.leave_unknown, parameters))
+        self._rows.alone(claim.scope, lambda connection, _: connection.execute(self._sql.leave_unknown, parameters))
 
     # -- steps of a claim ------------------------------------------------------------------------------------------
 
@@ -232,28 +243,36 @@ class IntentStore:
         """A row of our own, in the place of an expired one; ``None`` where another row is in the way."""
         key = key_of(claim.scope)
         if old is not None:
+            connection.execute(self._sql.row_alone, key)
             seen = {**key, "p_token": old.claim_token, "p_version": old.lock_version, "p_status": old.status}
             if connection.execute(self._sql.drop, seen).rowcount != 1:
                 return None
             connection.execute(self._sql.drop_answer, key)
             connection.execute(self._sql.drop_steps, key)
         parameters = claim_parameters(claim, old, lease_ms=claim.lease_ms)
-        statement = self._sql.insert(connection.dialect)
         if connection.dialect.name == "postgresql":
-            inserted = connection.execute(statement, {**parameters, **locks_of(claim)}).one_or_none()
-            if inserted is None:
+            statement = self._sql.insert(connection.dialect)
+            if connection.execute(statement, {**parameters, **locks_of(claim)}).one_or_none() is None:
                 return None
         else:
             try:
                 with connection.begin_nested():
-                    connection.execute(statement, parameters)
+                    if is_mysql(connection.dialect):  # its INSERT would wait for a row that is held
+                        connection.execute(self._sql.row_alone, key)
+                    self._rows.insert(connection, parameters)
             except IntegrityError:
                 return None
+            except DBAPIError as error:
+                if fault_of(error) is not Fault.LOCKED:
+                    raise
+                return None  # of a renewal, say: what the row says is read without a lock
         return self._claimed(connection, claim)
 
     def _meet(self, connection: Connection, claim: Claim) -> tuple[ClaimReply | None, Row[Any] | None]:
-        """The row that is in the way, and what it lets us do: a reply, or an expired row to replace, or neither."""
-        row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
+        """The row that is in the way, and what it lets us do: a reply, or an expired row to replace, or neither. It is
+        read without a lock; whoever changes it then holds it first, which fails at once where somebody else does."""
+        key = key_of(claim.scope)
+        row = connection.execute(self._sql.row, key).one_or_none()
         if row is None:
             return None, None
         if self._rows.is_over(claim, row):
@@ -263,7 +282,7 @@ class IntentStore:
             return reply, None
         state = State(row.status)
         seen = {
-            **key_of(claim.scope),
+            **key,
             "p_token": claim.token,
             "p_version": row.lock_version,
             "lease_ms": claim.lease_ms,
@@ -275,11 +294,13 @@ class IntentStore:
             wait_ms = (row.locked_until or 0) + claim.skew_ms - row.now
             if wait_ms > 0:
                 return ClaimReply(Verdict.IN_PROGRESS, wait_ms=wait_ms), None
+            connection.execute(self._sql.row_alone, key)
             taken = connection.execute(self._sql.take_lapsed, {**seen, "v_reason": "the lease lapsed"}).rowcount
             return self._orphan(connection, claim, taken)
         if state is State.RELEASED:
             if row.claim_token == claim.token:
                 return ClaimReply(Verdict.OVER), None
+            connection.execute(self._sql.row_alone, key)
             ran = connection.execute(self._sql.run_released, {**seen, **self._run(claim)}).rowcount
             return (self._claimed(connection, claim) if ran == 1 else None), None
         if row.settle_token == claim.token:  # our own, as above
@@ -288,6 +309,7 @@ class IntentStore:
         busy = row.locked_until is not None and row.locked_until + claim.skew_ms > row.now
         if early or busy:
             return ClaimReply(Verdict.INDETERMINATE), None
+        connection.execute(self._sql.row_alone, key)
         taken = connection.execute(self._sql.take_unknown, seen).rowcount
         return self._orphan(connection, claim, taken)
 
@@ -314,9 +336,8 @@ class IntentStore:
 
     # -- completion ------------------------------------------------------------------------------------------------
 
-    def _finish(self, connection: Connection, completion: Completion) -> CompletionReply:
+    def _finish(self, connection: Connection, completion: Completion, row: Row[Any] | None) -> CompletionReply:
         claim = completion.claim
-        row = connection.execute(self._sql.row, key_of(claim.scope)).one_or_none()
         if row is None:
             return CompletionReply(Completed.LOST)
         values = self._final(completion, row.now)

@@ -7,10 +7,10 @@ import hmac
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy.engine import Connection, Engine, Row
+from sqlalchemy.engine import Connection, Dialect, Engine, Row
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ..errors import StoreUnavailable, UnreadableRecord
@@ -18,14 +18,31 @@ from ..records import FINISHED, FORMAT, Claim, ClaimReply, Fingerprint, KeptResp
 from .faults import Fault, fault_of
 from .statements import Statements
 
-__all__ = ["Rows", "away", "claim_lock_number", "claim_parameters", "key_of", "lock_number", "locks_of"]
+__all__ = [
+    "Held",
+    "Rows",
+    "away",
+    "claim_lock_number",
+    "claim_parameters",
+    "is_innodb",
+    "is_mysql",
+    "key_of",
+    "lock_number",
+    "locks_of",
+]
 
 log = logging.getLogger("flask_idempotent")
 
 #: How often a short transaction is tried.
 TRIES = 5
+#: For so many seconds a lock that somebody else holds is asked for again.
+PATIENCE_S = 1.0
 
 T = TypeVar("T")
+
+
+class Held(StoreUnavailable):
+    """Another transaction stays at the key's row: that of a process that was stopped, or of a person at a console."""
 
 
 class Rows:
@@ -53,9 +70,12 @@ class Rows:
         """Like :meth:`fresh`, at READ COMMITTED, and tried again after a deadlock, a serialization failure or a lock
         that another statement held for a moment. The work must be safe to send twice.
 
+        :raises Held: the lock is not given up.
         :raises StoreUnavailable: the database is away, or too busy.
         """
-        for attempt in range(TRIES):
+        began = time.monotonic()
+        attempt = 0
+        while True:
             try:
                 with self._engine().connect() as connection:
                     by_statement = _is_set_by_statement(connection)
@@ -68,12 +88,34 @@ class Rows:
             except DBAPIError as error:
                 # A connection that broke may have broken behind the statement: it is asked for once more, anew.
                 broken = error.connection_invalidated and attempt == 0
-                if attempt == TRIES - 1 or (fault_of(error) is Fault.AWAY and not broken):
+                fault = fault_of(error)
+                if fault is Fault.LOCKED:
+                    if time.monotonic() - began > PATIENCE_S:
+                        log.warning("a key's row stays locked by another transaction: %s", type(error.orig).__name__)
+                        raise Held() from error
+                elif attempt >= TRIES - 1 or (fault is Fault.AWAY and not broken):
                     raise away(error) from error
-                time.sleep(random.uniform(0.005, 0.02) * 2**attempt)
+                time.sleep(random.uniform(0.005, 0.02) * 2 ** min(attempt, 3))
+                attempt += 1
             except SQLAlchemyError as error:
                 raise away(error) from error
-        raise AssertionError("unreachable")
+
+    def alone(self, scope: Scope, work: Callable[[Connection, Row[Any] | None], T]) -> T:
+        """Like :meth:`settled`, with the key's row, which nobody else changes meanwhile. A bare UPDATE would wait for
+        whoever holds the row, as long as the database allows: on PostgreSQL for ever."""
+        key = key_of(scope)
+        return self.settled(
+            lambda connection: work(connection, connection.execute(self._sql.row_alone, key).one_or_none())
+        )
+
+    def insert(self, connection: Connection, parameters: Mapping[str, Any]) -> None:
+        """Add a key's row, on all but PostgreSQL. Behind another transaction's row this fails at once on MariaDB; on
+        MySQL it waits."""
+        dialect = connection.dialect
+        if getattr(dialect, "is_mariadb", False):
+            self._sql.direct("claim", dialect).execute(connection, parameters)
+        else:
+            connection.execute(self._sql.insert(dialect), parameters)
 
     def read(self, scope: Scope) -> Record | None:
         """The record as it stands."""
@@ -155,11 +197,21 @@ class Rows:
         return KeptResponse(row.response_code or 0, bytes(kept.headers), bytes(kept.body), kept.kind, kept.cipher)
 
 
+def is_innodb(dialect: Dialect) -> bool:
+    """MySQL or MariaDB."""
+    return dialect.name in ("mysql", "mariadb")
+
+
+def is_mysql(dialect: Dialect) -> bool:
+    """MySQL itself, which has no ``SET STATEMENT``."""
+    return is_innodb(dialect) and not getattr(dialect, "is_mariadb", False)
+
+
 def _is_set_by_statement(connection: Connection) -> bool:
     """Whether the isolation is set by a statement of the transaction itself. As an option of the connection it is asked
     of MySQL twice, and an error there is not SQLAlchemy's: a connection that broke would not be recognised as one. (An
     engine that commits every statement has no transaction, but for that option.)"""
-    if connection.dialect.name not in ("mysql", "mariadb"):
+    if not is_innodb(connection.dialect):
         return False
     return getattr(connection.dialect, "_on_connect_isolation_level", None) != "AUTOCOMMIT"
 
@@ -167,7 +219,7 @@ def _is_set_by_statement(connection: Connection) -> bool:
 def lock_nothing(connection: Connection) -> None:
     """For the transaction that begins: what it reads it doesn't lock. MySQL and MariaDB do at SERIALIZABLE, and wait
     for whoever holds the row."""
-    if connection.dialect.name in ("mysql", "mariadb"):
+    if is_innodb(connection.dialect):
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 

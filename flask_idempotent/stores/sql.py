@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.engine import Connection, Engine, Row
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -31,7 +31,19 @@ from ..records import (
 from .base import NotCommitted, Released
 from .faults import Fault, fault_of
 from .models import Tables
-from .rows import Rows, away, claim_lock_number, claim_parameters, key_of, lock_nothing, lock_number, locks_of
+from .rows import (
+    Held,
+    Rows,
+    away,
+    claim_lock_number,
+    claim_parameters,
+    is_innodb,
+    is_mysql,
+    key_of,
+    lock_nothing,
+    lock_number,
+    locks_of,
+)
 from .statements import Statements
 from .transaction import OuterEnded, Transaction, shared
 
@@ -41,6 +53,8 @@ log = logging.getLogger("flask_idempotent")
 
 #: How often a claim is tried again after a deadlock, a serialization failure, or a row that vanished.
 TRIES = 4
+#: The longest name of a lock on MySQL.
+LOCK_NAME = 64
 #: Milliseconds that a claim waits for the only writer that SQLite has.
 SQLITE_BUSY_MS = 300
 
@@ -50,10 +64,6 @@ READ_BACK_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)
 UNKNOWN = "It is not known whether this was carried out. Send the same request again with the same key."
 
 T = TypeVar("T")
-
-
-class _Held(Exception):
-    """A transaction that has not ended is at the key."""
 
 
 class SqlStore:
@@ -224,9 +234,32 @@ class SqlStore:
 
     def _insert(self, connection: Connection, claim: Claim, old: Row[Any] | None) -> Row[Any] | None:
         """The key's row, after the old one that it replaces. ``None`` where somebody else holds the key."""
-        dialect = connection.dialect
-        if dialect.name == "sqlite":
+        if is_mysql(connection.dialect):
+            return self._insert_in_turn(connection, claim, old)
+        if connection.dialect.name == "sqlite":
             _begin_immediate(connection)
+        return self._insert_now(connection, claim, old)
+
+    def _insert_in_turn(self, connection: Connection, claim: Claim, old: Row[Any] | None) -> Row[Any] | None:
+        """MySQL can't bound one INSERT's wait. So those who insert a key take turns, by a lock of the server's, and
+        look first whether a row is there: in a transaction that locks no gap, in which other keys are new."""
+        turn = f"idempotent:{claim.scope.digest}"[:LOCK_NAME]
+        if connection.execute(select(func.get_lock(turn, 0))).scalar_one() != 1:
+            return None
+        try:
+            if old is None:
+                lock_nothing(connection)
+                found = connection.execute(self._sql.row_alone, key_of(claim.scope)).one_or_none()
+                connection.rollback()
+                connection.begin()
+                if found is not None:
+                    return None
+            return self._insert_now(connection, claim, old)
+        finally:
+            connection.execute(select(func.release_lock(turn)))
+
+    def _insert_now(self, connection: Connection, claim: Claim, old: Row[Any] | None) -> Row[Any] | None:
+        dialect = connection.dialect
         if old is not None:
             # A statement that takes the row away would wait for another that is at it.
             connection.execute(self._sql.row_alone, key_of(claim.scope))
@@ -238,17 +271,11 @@ class SqlStore:
             if gone.rowcount != 1:
                 return None
             connection.execute(self._sql.drop_answer, key)
-        elif dialect.name == "mysql" and not getattr(dialect, "is_mariadb", False):
-            # MySQL can't bound one INSERT's wait; a row that is open already is found without waiting.
-            connection.execute(self._sql.row_alone, key_of(claim.scope))
         parameters = claim_parameters(claim, old)
         if dialect.name == "postgresql":
             parameters.update(locks_of(claim))
             return self._sql.direct("claim", dialect).execute(connection, parameters).one_or_none()
-        if getattr(dialect, "is_mariadb", False):
-            self._sql.direct("claim", dialect).execute(connection, parameters)
-        else:
-            connection.execute(self._sql.insert(dialect), parameters)
+        self._rows.insert(connection, parameters)
         return connection.execute(self._sql.claimed, key_of(claim.scope)).one()
 
     def _verdict(self, connection: Connection, claim: Claim, row: Row[Any]) -> ClaimReply | None:
@@ -373,8 +400,8 @@ class SqlStore:
         def look(connection: Connection) -> Record | None:
             if connection.dialect.name == "postgresql":
                 if not connection.execute(select(self._sql.try_lock), {"lock": lock_number(scope)}).scalar_one():
-                    raise _Held()
-            elif connection.dialect.name == "mysql":
+                    raise Held()
+            elif is_innodb(connection.dialect):
                 connection.execute(self._sql.row_alone, key)
             row = connection.execute(self._sql.row, key).one_or_none()
             return None if row is None else self._rows.record(connection, row)
@@ -382,7 +409,7 @@ class SqlStore:
         for pause_s in READ_BACK_PAUSES_S:
             try:
                 return self._rows.settled(look)
-            except _Held:
+            except Held:
                 time.sleep(pause_s)
         raise StoreUnavailable()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from ..records import Claim, Scope, State, Step, StepStatus
 from .models import Tables, now_ms
@@ -83,7 +83,7 @@ class StepRows:
         """Write rows as they are given. Safe to send twice: whoever holds the key is the only one who writes."""
         key = key_of(claim.scope)
 
-        def write(connection: Connection) -> bool:
+        def write(connection: Connection, _: Row[Any] | None) -> bool:
             if connection.execute(self._fence, {**key, "p_token": claim.token}).rowcount != 1:
                 return False
             for step in steps:
@@ -93,7 +93,7 @@ class StepRows:
                     connection.execute(self._add, parameters)
             return True
 
-        return self._rows.settled(write)
+        return self._rows.alone(claim.scope, write)
 
 
 def _values(step: Step) -> dict[str, Any]:

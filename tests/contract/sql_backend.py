@@ -16,6 +16,8 @@ from flask_idempotent.stores.transaction import Transaction
 from tests import servers
 
 PREFIX = "suite"
+#: The statements that MySQL gets, which MariaDB understands too.
+MYSQL = "as mysql"
 
 
 class SqlBackend:
@@ -28,12 +30,14 @@ class SqlBackend:
     engine: sa.Engine
     tables: Tables
 
-    @pytest.fixture(autouse=True, params=servers.DATABASES)
+    @pytest.fixture(autouse=True, params=[*servers.DATABASES, MYSQL])
     def _database(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        url = request.getfixturevalue(servers.DATABASES[request.param])
+        url = request.getfixturevalue(servers.DATABASES["mariadb" if request.param == MYSQL else request.param])
         self.tables = add_tables(sa.MetaData())
         self.engine = sa.create_engine(url)
         self.tables.keys.metadata.create_all(self.engine)
+        if request.param == MYSQL:
+            self.engine.dialect.is_mariadb = False
         with self.engine.begin() as connection:
             for table in self.tables.keys.metadata.sorted_tables:
                 connection.execute(table.delete())

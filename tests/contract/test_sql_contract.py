@@ -23,7 +23,9 @@ from flask_idempotent.records import (
     Verdict,
 )
 from flask_idempotent.stores.base import NotCommitted, Released, Store
+from flask_idempotent.stores.rows import is_mysql
 from flask_idempotent.stores.transaction import Transaction
+from tests.web.kit import together
 
 from .sql_backend import DurableBackend, SqlBackend
 from .store_suite import ALL_BYTES, CREATED, OTHER, StoreSuite, StoreTools, make_scope
@@ -84,6 +86,16 @@ class TransactionSuite(StoreTools):
             assert store.claim(claim).verdict is Verdict.CLAIMED
             if self.one_writer():
                 self.complete(store, claim)
+
+    def test_one_of_many_at_once_has_the_key(self, store: Store) -> None:
+        for round_ in range(10):
+            claims = [self.claim(f"t{n}", key=f"k{round_}") for n in range(4)]
+            began = time.monotonic()
+            replies = together(*[lambda claim=claim: store.claim(claim) for claim in claims])  # type: ignore[misc]
+            assert time.monotonic() - began < 2
+            verdicts = [reply.verdict for reply in replies]
+            assert sorted(verdicts) == [Verdict.CLAIMED, *[Verdict.IN_PROGRESS] * 3]
+            self.complete(store, claims[verdicts.index(Verdict.CLAIMED)])
 
     def test_a_running_claim_is_waited_for(self, store: Store) -> None:
         store.claim(self.claim())
@@ -378,6 +390,23 @@ class TestSqlStore(SqlBackend, TransactionSuite):
             record = store.read(replace(make_scope(), tenant=name))
             assert record is not None
             assert record.token == f"t{token}"
+
+    def test_who_inserts_takes_turns_on_mysql(self, store: Store) -> None:
+        if not is_mysql(self.engine.dialect):
+            pytest.skip("nobody has to wait for an INSERT here")
+        claim = self.claim()
+        turn = f"idempotent:{claim.scope.digest}"[:64]
+        with self.engine.connect() as other:
+            assert other.execute(sa.select(sa.func.get_lock(turn, 0))).scalar_one() == 1
+            began = time.monotonic()
+            assert store.claim(claim).verdict is Verdict.IN_PROGRESS
+            assert time.monotonic() - began < 1
+            assert store.claim(self.claim("t2", key="another")).verdict is Verdict.CLAIMED
+            assert other.execute(sa.select(sa.func.release_lock(turn))).scalar_one() == 1
+            assert store.claim(claim).verdict is Verdict.CLAIMED
+            assert store.claim(self.claim("t3")).verdict is Verdict.IN_PROGRESS
+            # Held for the INSERT alone: what is held after that is the row.
+            assert other.execute(sa.select(sa.func.is_free_lock(turn))).scalar_one() == 1
 
 
 class TestDurableStore(DurableBackend, TransactionSuite):

@@ -1,17 +1,18 @@
 """The app's session, its snapshot and its connections are its own: the key's transactions never touch them."""
 
+import contextlib
 import threading
 import time
 
 import pytest
 import sqlalchemy as sa
-from flask import request
+from flask import make_response, request
 from sqlalchemy.exc import IntegrityError
 
-from flask_idempotent import current_idempotency
+from flask_idempotent import NothingHappened, current_idempotency
 from tests.web import kit
 
-from .kit import Till, new_key
+from .kit import Till, assert_unknown, new_key
 
 MANY = {"pool_size": 30, "max_overflow": 0, "pool_timeout": 10}
 
@@ -244,6 +245,73 @@ def test_different_keys_at_serializable(make_till, database_url):
     assert sorted(answer.status_code for answer in others) == [201] + [409] * 9
     assert len(winner) == 1
     assert len(till.provider.entries()) == 21
+
+
+@contextlib.contextmanager
+def locked(till: Till):
+    """Somebody holds all keys' rows: a person at a console, a worker that was stopped in front of its COMMIT."""
+    with till.outside.begin() as connection:
+        connection.execute(sa.text("SELECT * FROM idempotency_keys FOR UPDATE"))
+        yield
+
+
+def declines(charge):
+    raise NothingHappened(make_response(("nothing", 503)))
+
+
+#: How it comes to that row, the seconds after which it may be taken, and what the retry that may take it is told.
+LOCKED_ROWS = {
+    "unknown": (lambda charge: ("bad gateway", 502), 6, True),
+    "released": (declines, 0, False),
+}
+
+
+@pytest.mark.parametrize(("ending", "seconds", "replayed"), LOCKED_ROWS.values(), ids=LOCKED_ROWS)
+def test_a_row_that_stays_locked(make_till, database_url, ending, seconds, replayed):
+    """Nobody waits as long as the database would let them, which on PostgreSQL is for ever."""
+    if database_url.startswith("sqlite"):
+        pytest.skip("one writer: the other transaction would keep everything out")
+    till = make_till(database_url)
+    till.take_charges()
+    key = new_key()
+    till.charges, till.ending = replayed, ending
+    till.pay(key)
+    till.pass_time(seconds)
+    till.charges, till.ending = True, lambda charge: ({"charge": charge["id"]}, 201)
+    with locked(till):
+        kit.assert_problem(till.timed(key, 3), "in-progress")
+        assert (till.runs, len(till.lookups)) == (1, 0)
+    answer = till.pay(key)
+    till.assert_one_charge(answer)
+    assert (kit.REPLAYED in answer.headers) is replayed
+
+
+@pytest.mark.parametrize("lapsed", [False, True], ids=["in time", "lapsed"])
+def test_a_row_that_stays_locked_while_its_work_runs(make_till, database_url, lapsed):
+    """The duplicate is refused, and so is the one who did the work, with the truth: nobody can tell. The next one looks
+    it up."""
+    if database_url.startswith("sqlite"):
+        pytest.skip("one writer: the other transaction would keep everything out")
+    till = make_till(database_url)
+    till.take_charges()
+    key = new_key()
+    with kit.Crowd() as crowd:
+        gate = crowd.gate()
+        till.before = gate.hold
+        first = crowd.start(till.timed, key, 12)
+        gate.wait_inside()
+        till.before = lambda: None
+        if lapsed:
+            till.pass_time(40)
+        till.redis.flushdb()
+        with locked(till):
+            kit.assert_problem(till.timed(key, 3), "in-progress")
+            gate.open()
+            assert_unknown(first.result(kit.WAIT_S))
+    assert (till.runs, len(till.lookups)) == (1, 0)
+    till.pass_time(40)
+    till.assert_one_charge(till.until_settled(key))
+    assert (till.runs, len(till.lookups)) == (1, 1)
 
 
 def test_a_row_that_is_locked_for_a_moment(make_till, database_url):
