@@ -41,11 +41,17 @@ LEASE_MS, SKEW_MS, TTL_MS = 30_000, 5_000, 3_600_000
 #: Of a full life; a database on a busy machine takes its time.
 TOLERANCE_MS = 20_000
 INLINE_BODY = 65_536
+#: How long the databases wait for a lock.
+LOCK_WAIT_S = 3
+OPTIONS: dict[str, dict[str, str]] = {
+    "postgresql": {"options": f"-c lock_timeout={LOCK_WAIT_S}s"},
+    "mysql": {"init_command": f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}"},
+}
 
 
 def open_engine(url: str) -> tuple[sa.Engine, Tables]:
     """An engine, and the tables that were made there."""
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url, connect_args=OPTIONS.get(sa.make_url(url).get_backend_name(), {}))
     if engine.dialect.name == "sqlite":
         # Nothing here is about power cuts.
         sa.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
@@ -166,11 +172,11 @@ class Bench:
 
     @contextlib.contextmanager
     def before_update(self, act: Callable[[], Any]) -> Iterator[None]:
-        """Act between what the next claim reads and what it then writes."""
+        """Act between what the next claim reads and what it then writes, or holds before it writes."""
         armed = [True]
 
         def acts(connection: object, cursor: object, statement: str, *_: object) -> None:
-            if armed and statement.startswith("UPDATE idempotency_keys"):
+            if armed and (statement.startswith("UPDATE idempotency_keys") or "FOR UPDATE" in statement):
                 armed.clear()
                 act()
 

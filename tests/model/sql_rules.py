@@ -19,6 +19,8 @@ from flask_idempotent.stores.base import NotCommitted
 from tests.contract.lua_tools import replace_once
 
 ALL = ("postgresql", "mariadb", "sqlite")
+#: MariaDB with the statements that MySQL gets.
+MYSQL = "as mysql"
 
 
 @dataclass(frozen=True)
@@ -238,10 +240,38 @@ SWITCHES: dict[str, Switch] = {
     ),
     "another format is refused": _off(rows, "_require_format", "if str(row.format) != FORMAT:", "if False:"),
     "the old answer goes, in one transaction": _off(
-        sql.SqlStore, "_insert", "connection.execute(self._sql.drop_answer, key)", "pass", errors=(NotCommitted,)
+        sql.SqlStore, "_insert_now", "connection.execute(self._sql.drop_answer, key)", "pass", errors=(NotCommitted,)
     ),
     "the old answer goes, on its own": _off(
         intent.IntentStore, "_insert", "connection.execute(self._sql.drop_answer, key)", "pass", errors=(NotCommitted,)
+    ),
+    # -- waiting -----------------------------------------------------------------------------------------------------
+    "an open row is not waited for": _off(
+        _STATEMENTS,
+        "_build_insert",
+        ".where(self.try_lock)",
+        "",
+        Edit(_STATEMENTS, "direct", '"SET STATEMENT innodb_lock_wait_timeout = 0 FOR "', '""'),
+        Edit(sql.SqlStore, "_insert_in_turn", "connection.execute(self._sql.row_alone, key_of(claim.scope))", "None"),
+        Edit(sql.SqlStore, "_insert_in_turn", "found = None.one_or_none()", "found = None"),
+        databases=("postgresql", "mariadb", MYSQL),
+    ),
+    "who inserts has the turn": _off(
+        sql.SqlStore, "_insert_in_turn", ".scalar_one() != 1:", ".scalar_one() is None:", databases=(MYSQL,)
+    ),
+    "a turn ends with the insert": _off(
+        sql.SqlStore,
+        "_insert_in_turn",
+        "connection.execute(select(func.release_lock(turn)))",
+        "pass",
+        databases=(MYSQL,),
+    ),
+    "a row that stays locked is not waited for": _off(
+        _STATEMENTS,
+        "__init__",
+        "self.row.with_for_update(nowait=True)",
+        "self.row.with_for_update()",
+        databases=("postgresql", "mariadb"),
     ),
     # -- transaction -------------------------------------------------------------------------------------------------
     "the row is inserted in the view's transaction": _off(
@@ -258,7 +288,7 @@ SWITCHES: dict[str, Switch] = {
         "_read_alone",
         "if not connection.execute(select(self._sql.try_lock)",
         "if False and not connection.execute(select(self._sql.try_lock)",
-        Edit(sql.SqlStore, "_read_alone", 'elif connection.dialect.name == "mysql":', "elif False:"),
+        Edit(sql.SqlStore, "_read_alone", "elif is_innodb(connection.dialect):", "elif False:"),
         databases=("postgresql", "mariadb"),
     ),
     "the end is in the row's own transaction, by its number": _off(

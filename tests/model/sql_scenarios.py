@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis as redis_client
+import sqlalchemy as sa
 
 from flask_idempotent import Provider, Settlement
 from flask_idempotent.errors import Indeterminate, LeaseLost, UnreadableRecord
@@ -18,7 +20,7 @@ from flask_idempotent.stores.transaction import OuterEnded, shared
 from flask_idempotent.testing import EmbeddedRedis
 from tests import servers
 
-from .bench import CREATED, OTHER, SCOPE, SKEW_MS, TOLERANCE_MS, TTL_MS, Bench
+from .bench import CREATED, LOCK_WAIT_S, OTHER, SCOPE, SKEW_MS, TOLERANCE_MS, TTL_MS, Bench
 
 Scenario = Callable[[Bench], None]
 SCENARIOS: dict[str, Scenario] = {}
@@ -396,6 +398,52 @@ def an_expired_key_is_completed_again(bench: Bench) -> None:
     bench.change(expires_at=1)
     bench.answered(bench.intent, bench.running("t2"))
     assert bench.count(bench.tables.responses) == 1
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def _soon(call: Callable[[], Any]) -> Any:
+    """What it gives, sooner than the database would give up a lock."""
+    began = time.monotonic()
+    given = call()
+    assert time.monotonic() - began < LOCK_WAIT_S - 0.5
+    return given
+
+
+@of("an open row is not waited for")
+def a_duplicate_behind_an_open_row_is_told_soon(bench: Bench) -> None:
+    assert bench.verdict(bench.transaction, bench.shared("t1")) is Verdict.CLAIMED
+    assert _soon(lambda: bench.verdict(bench.transaction, bench.shared("t2"))) is Verdict.IN_PROGRESS
+
+
+def _turn() -> str:
+    return f"idempotent:{SCOPE.digest}"[:64]
+
+
+@of("who inserts has the turn")
+def nobody_inserts_out_of_turn(bench: Bench) -> None:
+    with bench.engine.connect() as other:
+        assert other.execute(sa.select(sa.func.get_lock(_turn(), 0))).scalar_one() == 1
+        assert bench.verdict(bench.transaction, bench.shared("t1")) is Verdict.IN_PROGRESS
+        other.execute(sa.select(sa.func.release_lock(_turn())))
+
+
+@of("a turn ends with the insert")
+def the_turn_is_given_back(bench: Bench) -> None:
+    bench.done("t1")
+    with bench.engine.connect() as other:
+        assert other.execute(sa.select(sa.func.is_free_lock(_turn()))).scalar_one() == 1
+
+
+@of("a row that stays locked is not waited for")
+def a_row_that_stays_locked_is_not_taken(bench: Bench) -> None:
+    """A worker was stopped between the UPDATE and the COMMIT of its last renewal."""
+    bench.lapsed("t1")
+    with bench.engine.begin() as stopped:
+        stopped.execute(sa.select(bench.tables.keys).with_for_update())
+        assert _soon(lambda: bench.verdict(bench.intent, bench.leased("t2"))) is Verdict.IN_PROGRESS
+    assert bench.verdict(bench.intent, bench.leased("t3")) is Verdict.SETTLE
 
 
 # -- transaction -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from flask_idempotent.stores.transaction import shared
 from tests import servers
 
 from .bench import Bench, empty, open_engine
-from .sql_rules import SWITCHES, Edit, edited, switch_off
+from .sql_rules import MYSQL, SWITCHES, Edit, edited, switch_off
 from .sql_scenarios import SCENARIOS
 
 CASES = [(name, database) for name, switch in SWITCHES.items() for database in switch.databases]
@@ -22,9 +22,10 @@ FAILURES = (AssertionError, pytest.fail.Exception)
 
 
 @pytest.fixture
-def database_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue(servers.DATABASES[request.param])
-    return url
+def database(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A database's name and URL."""
+    name: str = request.param
+    return name, request.getfixturevalue(servers.DATABASES["mariadb" if name == MYSQL else name])
 
 
 @pytest.fixture
@@ -34,18 +35,20 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(scope="module")
-def benches() -> Iterator[Callable[[str, redis.Redis], Bench]]:
+def benches() -> Iterator[Callable[[str, str, redis.Redis], Bench]]:
     """Benches; the tables of a server are made once."""
     with ExitStack() as stack:
 
         @cache
-        def opened(url: str) -> tuple[sa.Engine, Tables]:
+        def opened(name: str, url: str) -> tuple[sa.Engine, Tables]:
             engine, tables = open_engine(url)
+            if name == MYSQL:
+                engine.dialect.is_mariadb = False
             stack.callback(engine.dispose)
             return engine, tables
 
-        def make(url: str, client: redis.Redis) -> Bench:
-            engine, tables = opened(url)
+        def make(name: str, url: str, client: redis.Redis) -> Bench:
+            engine, tables = opened(name, url)
             empty(engine, tables)
             return Bench(engine, tables, client)
 
@@ -54,13 +57,13 @@ def benches() -> Iterator[Callable[[str, redis.Redis], Bench]]:
 
 @pytest.fixture
 def bench_of(
-    benches: Callable[[str, redis.Redis], Bench], database_url: str, client: redis.Redis
+    benches: Callable[[str, str, redis.Redis], Bench], database: tuple[str, str], client: redis.Redis
 ) -> Iterator[Callable[[], Bench]]:
     """Makes the test's bench, after what it changes."""
     with ExitStack() as stack:
 
         def make() -> Bench:
-            bench = benches(database_url, client)
+            bench = benches(*database, client)
             stack.callback(bench.close)
             return bench
 
@@ -71,12 +74,12 @@ def test_every_switch_has_its_scenario() -> None:
     assert SCENARIOS.keys() == SWITCHES.keys()
 
 
-@pytest.mark.parametrize(("rule", "database_url"), CASES, indirect=["database_url"])
+@pytest.mark.parametrize(("rule", "database"), CASES, indirect=["database"])
 def test_the_scenario_holds_with_the_rule(rule: str, bench_of: Callable[[], Bench]) -> None:
     SCENARIOS[rule](bench_of())
 
 
-@pytest.mark.parametrize(("rule", "database_url"), CASES, indirect=["database_url"])
+@pytest.mark.parametrize(("rule", "database"), CASES, indirect=["database"])
 def test_the_scenario_fails_without_the_rule(
     rule: str, bench_of: Callable[[], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +94,7 @@ def test_an_edit_that_finds_nothing_is_an_error() -> None:
         edited(Bench, "close", [Edit(Bench, "close", "not there", "")])
 
 
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_the_record_of_a_process_that_died_refuses_nobody(bench_of: Callable[[], Bench]) -> None:
     """It took its row along, its record in Redis stays for the rest of its lease. Whoever holds the row now, having
     come past Redis, is not refused by it."""
