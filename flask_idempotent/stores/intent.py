@@ -82,7 +82,8 @@ class IntentStore:
         return ClaimReply(Verdict.IN_PROGRESS, wait_ms=1000)
 
     def renew(self, claims: Sequence[Claim]) -> Sequence[bool]:
-        """Prolong the leases, all in one statement for each length of lease."""
+        """Prolong the leases, all in one statement for each length of lease. One whose row another transaction holds is
+        left as it is, until next time: the others don't wait for it."""
         held: set[str] = set()
         lengths: dict[int, list[Claim]] = {}
         for claim in claims:
@@ -96,13 +97,16 @@ class IntentStore:
 
             def prolong(
                 connection: Connection, parameters: Mapping[str, Any] = parameters, lease_ms: int = lease_ms
-            ) -> set[str]:
-                connection.execute(self._sql.renew, {**parameters, "lease_ms": lease_ms})
-                return set(connection.execute(self._sql.held, parameters).scalars())
+            ) -> tuple[set[str], set[str]]:
+                prolonged = set(connection.execute(self._sql.hold, parameters).scalars())
+                if prolonged:
+                    renewed = {**parameters, "p_tokens": list(prolonged), "lease_ms": lease_ms}
+                    connection.execute(self._sql.renew, renewed)
+                return prolonged, set(connection.execute(self._sql.held, parameters).scalars())
 
-            ours = self._rows.settled(prolong)
+            prolonged, ours = self._rows.settled(prolong)
             for claim in group:
-                if claim.token in ours:
+                if claim.token in prolonged & ours:
                     lease(claim).holds_from(started, lease_ms)
             held |= ours
         return [claim.token in held for claim in claims]

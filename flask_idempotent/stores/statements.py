@@ -243,6 +243,8 @@ class Statements:
             .values(locked_until=case((keys.c.locked_until > lease, keys.c.locked_until), else_=lease))
         )
         self.held = select(case((open_, keys.c.claim_token), else_=keys.c.settle_token)).where(*held)
+        #: The same, held against others, but for the rows that others hold.
+        self.hold = self.held.with_for_update(skip_locked=True)
 
     def insert(self, dialect: Dialect) -> Any:
         """The INSERT of a key's row. On PostgreSQL it waits for nobody, and returns what the claim learns of its row:

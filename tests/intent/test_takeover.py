@@ -5,10 +5,12 @@ import threading
 import time
 
 import pytest
+import sqlalchemy as sa
 
 from flask_idempotent import NothingHappened, Settlement, current_idempotency
 from flask_idempotent.call import current_call
 from flask_idempotent.errors import LeaseLost
+from flask_idempotent.stores.backing import lease
 from tests.harness import Proxy
 from tests.web import kit
 
@@ -319,6 +321,49 @@ def test_a_heartbeat_keeps_a_long_view(make_till, database_url):
     till.assert_one_charge(first)
     kit.assert_replay(first, till.pay(key))
     assert (till.runs, till.lookups) == (1, [])
+
+
+def test_a_renewal_leaves_out_a_row_that_stays_locked(make_till, database_url):
+    """A person at a console holds one of three rows: the two others are renewed, and of the third nobody says that its
+    lease is longer, or lost."""
+    if database_url.startswith("sqlite"):
+        pytest.skip("one writer: the other transaction would keep everything out")
+    till = make_till(database_url, engine_options=MANY, LEASE=30, HEARTBEAT=False)
+    till.take_charges()
+
+    def leases():
+        return dict(till.ask("SELECT claim_token, locked_until FROM idempotency_keys"))
+
+    with kit.Crowd(3) as crowd:
+        gate = crowd.gate()
+        claims = []
+
+        def hold():
+            claims.append(current_call().claim)
+            gate.hold()
+
+        till.before = hold
+        requests = [crowd.start(till.pay, new_key()) for _ in range(3)]
+        for _ in requests:
+            gate.wait_inside()
+        till.ask("UPDATE idempotency_keys SET locked_until = locked_until - 5000")
+        before = leases()
+        ends = [lease(claim)._ends for claim in claims]
+        with till.outside.begin() as connection:
+            this = "tenant_id = '' AND endpoint = :endpoint AND key_digest = :digest"
+            connection.execute(
+                sa.text(f"SELECT * FROM idempotency_keys WHERE {this} FOR UPDATE"),
+                {"endpoint": claims[0].scope.endpoint, "digest": claims[0].scope.digest},
+            )
+            began = time.monotonic()
+            assert list(till.store.renew(claims)) == [True, True, True]
+            assert time.monotonic() - began < 1
+        after = leases()
+        assert [after[claim.token] > before[claim.token] for claim in claims] == [False, True, True]
+        assert [lease(claim)._ends > end for claim, end in zip(claims, ends, strict=True)] == [False, True, True]
+        assert till.store.renew(claims) == [True] * 3
+        gate.open()
+        assert {each.result(kit.WAIT_S).status_code for each in requests} == {201}
 
 
 def test_one_statement_renews_them_all(make_till, database_url):
