@@ -6,6 +6,7 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine, Row
@@ -40,6 +41,9 @@ log = logging.getLogger("flask_idempotent")
 
 #: A claim reads and writes in turn; others may come between, so often.
 ROUNDS = 5
+#: A renewal asks so often for rows that others hold, with a pause between: most are held for a moment.
+RENEWALS = 3
+RENEWAL_PAUSE_S = 0.02
 #: Pauses in seconds between tries to commit an outcome while the database is away. Bounded: a client waits.
 PAUSES_S = (0.05, 0.2, 0.5)
 #: No further try begins after so many seconds: each of them may take as long as the engine's own time-outs.
@@ -89,26 +93,17 @@ class IntentStore:
         for claim in claims:
             lengths.setdefault(claim.lease_ms, []).append(claim)
         for lease_ms, group in lengths.items():
-            parameters = {
-                "p_keys": [tuple(key_of(claim.scope).values()) for claim in group],
-                "p_tokens": [claim.token for claim in group],
-            }
-            started = time.monotonic()
-
-            def prolong(
-                connection: Connection, parameters: Mapping[str, Any] = parameters, lease_ms: int = lease_ms
-            ) -> tuple[set[str], set[str]]:
-                prolonged = set(connection.execute(self._sql.hold, parameters).scalars())
-                if prolonged:
-                    renewed = {**parameters, "p_tokens": list(prolonged), "lease_ms": lease_ms}
-                    connection.execute(self._sql.renew, renewed)
-                return prolonged, set(connection.execute(self._sql.held, parameters).scalars())
-
-            prolonged, ours = self._rows.settled(prolong)
-            for claim in group:
-                if claim.token in prolonged & ours:
-                    lease(claim).holds_from(started, lease_ms)
-            held |= ours
+            for _ in range(RENEWALS):
+                started = time.monotonic()
+                prolonged, ours = self._rows.settled(partial(self._prolong, group, lease_ms))
+                for claim in group:
+                    if claim.token in prolonged & ours:
+                        lease(claim).holds_from(started, lease_ms)
+                held |= ours
+                group = [claim for claim in group if claim.token in ours - prolonged]
+                if not group:
+                    break
+                time.sleep(RENEWAL_PAUSE_S)
         return [claim.token in held for claim in claims]
 
     def complete(self, completion: Completion) -> CompletionReply:
@@ -243,6 +238,14 @@ class IntentStore:
 
     # -- steps of a claim ------------------------------------------------------------------------------------------
 
+    def _prolong(self, claims: Sequence[Claim], lease_ms: int, connection: Connection) -> tuple[set[str], set[str]]:
+        """The tokens of those whose leases are longer now, and of all that are still theirs."""
+        prolonged = set(connection.execute(self._sql.hold, _theirs(claims)).scalars())
+        free = [claim for claim in claims if claim.token in prolonged]
+        if free:
+            connection.execute(self._sql.renew, {**_theirs(free), "lease_ms": lease_ms})
+        return prolonged, set(connection.execute(self._sql.held, _theirs(claims)).scalars())
+
     def _insert(self, connection: Connection, claim: Claim, old: Row[Any] | None) -> ClaimReply | None:
         """A row of our own, in the place of an expired one; ``None`` where another row is in the way."""
         key = key_of(claim.scope)
@@ -262,6 +265,8 @@ class IntentStore:
             try:
                 with connection.begin_nested():
                     if is_mysql(connection.dialect):  # its INSERT would wait for a row that is held
+                        if connection.execute(self._sql.row, key).one_or_none() is not None:
+                            return None
                         connection.execute(self._sql.row_alone, key)
                     self._rows.insert(connection, parameters)
             except IntegrityError:
@@ -392,3 +397,11 @@ class IntentStore:
     def _run(self, claim: Claim) -> dict[str, Any]:
         fingerprint = claim.fingerprints[0]
         return {"lease_ms": claim.lease_ms, "v_recipe": fingerprint.recipe, "v_request_hash": fingerprint.value}
+
+
+def _theirs(claims: Sequence[Claim]) -> dict[str, Any]:
+    """The parameters that name many claims."""
+    return {
+        "p_keys": [tuple(key_of(claim.scope).values()) for claim in claims],
+        "p_tokens": [claim.token for claim in claims],
+    }
