@@ -15,10 +15,15 @@ class Direct:
     """One statement in the driver's own words. Its values go to the driver as they are: text, numbers, bytes, dates.
 
     :param prefix: what stands in front of it, such as MariaDB's ``SET STATEMENT ... FOR``.
+    :param schemas: SQLAlchemy's ``schema_translate_map``: other schemas for the tables.
     """
 
-    def __init__(self, statement: Executable, dialect: Dialect, *, prefix: str = "") -> None:
-        compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+    def __init__(
+        self, statement: Executable, dialect: Dialect, *, prefix: str = "", schemas: Mapping[Any, Any] | None = None
+    ) -> None:
+        compiled: Any = statement.compile(  # type: ignore[attr-defined]
+            dialect=dialect, schema_translate_map=schemas, render_schema_translate=bool(schemas)
+        )
         self._text = f"{prefix}{compiled}"
         self._order: tuple[str, ...] | None = tuple(compiled.positiontup) if compiled.positional else None
         self._fixed: dict[str, Any] = {name: value for name, value in compiled.params.items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -51,6 +52,8 @@ class DurableStore:
     lease. "New", and a refusal by a record that the database hasn't agreed to, go to the database. Without Redis all of
     them do.
 
+    A record whose answer Redis was away for says for the rest of its lease that work runs. So the database is asked
+    about a lease that wasn't renewed when it was due, and about the answers that this process could not copy.
 
     :param inline_body: bytes; a larger body is kept in the database alone.
     """
@@ -59,6 +62,8 @@ class DurableStore:
         self.front = front
         self.back: Back = back
         self._inline_body = inline_body
+        #: What Redis doesn't know of yet: digests, and when (monotonic seconds) its own record of each lapses.
+        self._uncopied: dict[str, float] = {}
 
     def claim(self, claim: Claim) -> ClaimReply:
         held = backing(claim)
@@ -144,7 +149,27 @@ class DurableStore:
             return self.back.judge(claim) or said
         if said.verdict is Verdict.INDETERMINATE:
             return None
+        if said.verdict is Verdict.IN_PROGRESS and self._is_doubtful(claim, said):
+            return self._finished(claim) or said
         return said
+
+    def _is_doubtful(self, claim: Claim, said: ClaimReply) -> bool:
+        """Whether what Redis takes for running may be over. A process that lives renews at a third of the lease."""
+        return claim.scope.digest in self._uncopied or said.wait_ms < claim.lease_ms // 2 + claim.skew_ms
+
+    def _finished(self, claim: Claim) -> ClaimReply | None:
+        """The answer of the database where the work is done, also for Redis: to the very record that waits for it."""
+        try:
+            reply = self.back.judge(claim)
+        except StoreUnavailable:
+            return None
+        if reply is None or reply.verdict is not Verdict.REPLAY or reply.record is None:
+            return None
+        record = reply.record
+        if record.response is not None:
+            theirs = dataclasses.replace(claim, token=record.token)
+            self._put(theirs, record.state, record.response, record.reason, record.expires_at)
+        return reply
 
     def _refused(self, claim: Claim, said: ClaimReply) -> ClaimReply | None:
         """What becomes of a 404 or 422 that Redis gave: one by a record that was committed stands, the database decides
@@ -173,16 +198,28 @@ class DurableStore:
             self._copy(claim, record.state, record.response, record.reason, record.expires_at)
 
     def _copy(self, claim: Claim, state: State, response: KeptResponse, reason: str, expires_at: int) -> None:
-        if not backing(claim).fronted:
-            return
+        if backing(claim).fronted:
+            self._put(claim, state, response, reason, expires_at)
+
+    def _put(self, claim: Claim, state: State, response: KeptResponse, reason: str, expires_at: int) -> None:
         if len(response.body) > self._inline_body and response.kind == BodyKind.FULL.value:
             response = dataclasses.replace(response, headers=b"[]", body=b"", kind=MIRRORED, cipher="")
         try:
             self.front.complete(
                 Completion(claim, state, response, reason=reason, confirmed=True, expires_at=expires_at)
             )
+            self._uncopied.pop(claim.scope.digest, None)
         except StoreUnavailable:
             log.info("the copy in Redis could not be written; the next repeat is answered from the database")
+            self._remember_uncopied(claim)
+
+    def _remember_uncopied(self, claim: Claim) -> None:
+        now = time.monotonic()
+        for digest, lapses in list(self._uncopied.items()):  # in the order in which they came
+            if lapses > now:
+                break
+            self._uncopied.pop(digest, None)
+        self._uncopied[claim.scope.digest] = now + (claim.lease_ms + claim.skew_ms) / 1000
 
 
 class DurableTransactionStore(DurableStore):

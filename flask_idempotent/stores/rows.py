@@ -113,7 +113,7 @@ class Rows:
         MySQL it waits."""
         dialect = connection.dialect
         if getattr(dialect, "is_mariadb", False):
-            self._sql.direct("claim", dialect).execute(connection, parameters)
+            self._sql.direct("claim", connection).execute(connection, parameters)
         else:
             connection.execute(self._sql.insert(dialect), parameters)
 

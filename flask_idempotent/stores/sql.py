@@ -45,7 +45,7 @@ from .rows import (
     locks_of,
 )
 from .statements import Statements
-from .transaction import OuterEnded, Transaction, shared
+from .transaction import OuterEnded, Transaction, WorkLost, shared
 
 __all__ = ["SqlStore"]
 
@@ -144,7 +144,7 @@ class SqlStore:
             transaction.check()
             self._write(transaction.connection, claim, values, transaction.number)
             transaction.commit()
-        except (OuterEnded, SQLAlchemyError) as error:
+        except (OuterEnded, WorkLost, SQLAlchemyError) as error:
             transaction.discard()
             return self._read_back(claim, values, error)
         transaction.close()
@@ -274,7 +274,7 @@ class SqlStore:
         parameters = claim_parameters(claim, old)
         if dialect.name == "postgresql":
             parameters.update(locks_of(claim))
-            return self._sql.direct("claim", dialect).execute(connection, parameters).one_or_none()
+            return self._sql.direct("claim", connection).execute(connection, parameters).one_or_none()
         self._rows.insert(connection, parameters)
         return connection.execute(self._sql.claimed, key_of(claim.scope)).one()
 
@@ -361,7 +361,7 @@ class SqlStore:
             "r_cipher": response.cipher,
         }
         if number is not None:
-            finish = self._sql.direct("finish", connection.dialect)
+            finish = self._sql.direct("finish", connection)
             written = finish.execute(connection, {**parameters, "p_number": number}).one_or_none()
             if written is None:
                 raise OuterEnded()
@@ -385,6 +385,8 @@ class SqlStore:
             if record.state in FINISHED:
                 return CompletionReply(Completed.STORED, expires_at=record.expires_at, record=record)
             return self._settle_ended(claim, values)
+        if isinstance(error, WorkLost):
+            log.error("record %s: %s", claim.scope.digest[:12], _lost_work(claim))
         if isinstance(error, OuterEnded):
             _tell_ended(claim)
             raise NotCommitted(UNKNOWN) from error
@@ -447,6 +449,14 @@ def _begin_immediate(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     finally:
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(patience)}")
+
+
+def _lost_work(claim: Claim) -> ConfigurationError:
+    return ConfigurationError(
+        f"the view {claim.scope.endpoint!r} committed work in one session while another one held work that it then "
+        "took back, or never committed: commit the outer session, or roll it back, before a nested app context or a "
+        "second session begins to write. Nothing was kept"
+    )
 
 
 def _tell_ended(claim: Claim) -> None:

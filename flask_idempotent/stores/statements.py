@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from sqlalchemy import bindparam, case, delete, func, insert, literal, null, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..records import State
@@ -64,7 +64,9 @@ class Statements:
             responses.c.key_digest == bindparam("p_digest"),
         )
         token = keys.c.claim_token == bindparam("p_token")
-        ours = (*this, token, keys.c.status == State.IN_PROGRESS.value)
+        # Not a plain comparison: PostgreSQL would take the index of open keys for it and read all of them, and at
+        # SERIALIZABLE every transaction that ends a key would be in every other's way.
+        ours = (*this, token, func.coalesce(keys.c.status, "") == State.IN_PROGRESS.value)
 
         #: The key's row, and the database's clock.
         self.row = select(keys, now_ms().label("now")).where(*this)
@@ -129,7 +131,7 @@ class Statements:
             )
         )
         self._inserts: dict[str, Any] = {}
-        self._direct: dict[tuple[str, str], Direct] = {}
+        self._direct: dict[tuple[Any, ...], Direct] = {}
         self._lease_statements(this, token)
 
     def _lease_statements(self, this: tuple[ColumnElement[bool], ...], token: ColumnElement[bool]) -> None:
@@ -254,19 +256,21 @@ class Statements:
             statement = self._inserts[dialect.name] = self._build_insert(dialect)
         return statement
 
-    def direct(self, name: Literal["claim", "finish"], dialect: Dialect) -> Direct:
+    def direct(self, name: Literal["claim", "finish"], connection: Connection) -> Direct:
         """The statements of every request, in the driver's own words: the INSERT of a key's row, which waits for
         nobody, and its end in one statement."""
-        known = self._direct.get((name, dialect.name))
+        dialect = connection.dialect
+        schemas = connection.get_execution_options().get("schema_translate_map")
+        at = (name, dialect.name, tuple(schemas.items()) if schemas else ())
+        known = self._direct.get(at)
         if known is None:
             if name == "finish":
-                known = Direct(self.finish_at_once, dialect)
+                known = Direct(self.finish_at_once, dialect, schemas=schemas)
             else:
                 no_wait = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-                known = Direct(
-                    self.insert(dialect), dialect, prefix=no_wait if getattr(dialect, "is_mariadb", False) else ""
-                )
-            self._direct[name, dialect.name] = known
+                prefix = no_wait if getattr(dialect, "is_mariadb", False) else ""
+                known = Direct(self.insert(dialect), dialect, prefix=prefix, schemas=schemas)
+            self._direct[at] = known
         return known
 
     def _build_insert(self, dialect: Dialect) -> Any:

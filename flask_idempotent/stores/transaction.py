@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import DBAPIError, SAWarning, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, SAWarning, SQLAlchemyError
 
 from .backing import Backing
+from .savepoints import Savepoints, listen
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
     from ..records import Claim
 
-__all__ = ["WRITTEN", "OuterEnded", "Transaction", "shared"]
+__all__ = ["SCHEMAS", "OuterEnded", "Transaction", "WorkLost", "shared"]
 
 log = logging.getLogger("flask_idempotent")
 
-#: In ``session.info``: the nested transactions, or ``None`` for the outer one, with work that is not committed yet.
-WRITTEN = "flask_idempotent.written"
+#: The option by which SQLAlchemy puts tables into other schemas.
+SCHEMAS = "schema_translate_map"
 
 #: Set right behind the key's row. It is gone when somebody ended the transaction around it.
 _SAVEPOINT = "idempotency_key"
@@ -30,6 +31,10 @@ _SAVEPOINT = "idempotency_key"
 
 class OuterEnded(Exception):
     """The view ended the transaction that it was to share: by a raw COMMIT, by DDL, by ``connection().commit()``."""
+
+
+class WorkLost(Exception):
+    """Work that one session committed went with what another one took back, or stayed though it was taken back."""
 
 
 class Transaction(Backing):
@@ -51,8 +56,10 @@ class Transaction(Backing):
         #: What a session found wrong when it parted.
         self._fault: Exception | None = None
         self._joined: list[Session] = []
+        self._savepoints = Savepoints()
         self._current: Callable[[], Session | None] | None = None
-        #: What the request that claimed runs in: another thread's copy of it doesn't join.
+        #: The app, and what the request that claimed runs in: another thread's copy of it doesn't join.
+        self.app: object = None
         self.context: object = None
 
     @property
@@ -69,8 +76,10 @@ class Transaction(Backing):
     def begin(self) -> Connection:
         """Take a connection and begin. After a rollback it begins anew on the same one, unless the view closed it."""
         if self._connection is None or self._connection.closed:
+            listen(self.engine)
             self._connection = self.engine.connect()
         self._connection.begin()
+        self._savepoints.follow(self._connection)
         return self._connection
 
     def claimed(self, *, fence: int, at_ms: int, number: int | None) -> None:
@@ -84,25 +93,61 @@ class Transaction(Backing):
         """The database's clock now: as it was when the key's row was written, and counted on from there."""
         return self._claimed_at_ms + int((time.monotonic() - self._claimed_monotonic) * 1000)
 
-    def join(self, session: Session) -> Connection:
-        """The connection, for a session that works in this transaction from now on."""
+    def join(self, session: Session, *, writes: bool) -> Connection:
+        """The connection, for a session that works in this transaction from now on.
+
+        :param writes: whether what it is about to do may change something.
+        """
         if session not in self._joined:
             self._joined.append(session)
+        self._savepoints.acts(session, writes=writes)
         return self.connection
 
     def part(self) -> None:
         """End what the sessions left open: work that was flushed and never committed goes, as it would without us."""
+        self._joined.sort(key=self._savepoints.innermost, reverse=True)
         for session in (*self._joined, *self._bystanders()):
-            left = session.info.pop(WRITTEN, None) or session.new or session.dirty or session.deleted
+            left = self._savepoints.left_open(session) or session.new or session.dirty or session.deleted
             if left and session.in_transaction():  # one that was closed had its work taken back already
                 log.warning("a durable view left work that it never committed: nothing of that is kept")
             try:
                 session.rollback()
             except (SQLAlchemyError, SAWarning) as error:
-                # The connection broke, or the savepoint is gone with a transaction that the view ended.
                 session.invalidate()
-                self._fault = error if _is_cut(error) else OuterEnded()
+                self._fault = self._what_went_wrong(error)
+        self._end_nested()
         self._joined.clear()
+        if self._savepoints.lost and self._fault is None:
+            self._fault = WorkLost()
+        self._restore_options()
+
+    def _end_nested(self) -> None:
+        """End what is left of nested transactions: of sessions that ended theirs in another order than they began them,
+        after which the connection takes one that is over for its last."""
+        while self._connection is not None and not self._connection.closed:
+            nested = self._connection.get_nested_transaction()
+            if nested is None:
+                return
+            try:
+                nested.close()
+            except (SQLAlchemyError, SAWarning) as error:
+                self._fault = self._fault or self._what_went_wrong(error)
+                return
+
+    def _what_went_wrong(self, error: Exception) -> Exception:
+        if _is_cut(error):
+            return error
+        if isinstance(error, PendingRollbackError) and len(self._joined) > 1:
+            return self._fault or WorkLost()  # their savepoints don't fit into each other
+        return OuterEnded()  # the savepoint is gone with a transaction that the view ended
+
+    def _restore_options(self) -> None:
+        """What a session set for the connection was meant for its own statements."""
+        if self._connection is None or self._connection.closed:
+            return
+        own = self.engine.get_execution_options().get(SCHEMAS)
+        if self._connection.get_execution_options().get(SCHEMAS) != own:
+            self._connection.execution_options(**{SCHEMAS: own})
 
     def watch(self, sessions: Callable[[], Session | None]) -> None:
         """Tell how the app's current session is found, which may hold work that was never even flushed."""
@@ -118,6 +163,7 @@ class Transaction(Backing):
         Where the database numbers its transactions, the statement that finishes the row compares that number instead.
 
         :raises OuterEnded: the view ended it.
+        :raises WorkLost: two sessions of the view got into each other's way.
         :raises SQLAlchemyError: the connection broke.
         """
         if self._fault is not None:

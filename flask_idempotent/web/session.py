@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from flask import has_app_context, has_request_context, request
+from flask import current_app, has_app_context, has_request_context, request
 from flask.globals import request_ctx
-from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from ..call import ENVIRON_KEY, Call
 from ..errors import ConfigurationError
-from ..stores.transaction import WRITTEN, Transaction
+from ..stores.transaction import Transaction
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["SharedSession"]
 
 log = logging.getLogger("flask_idempotent")
+
+#: The transaction of the view that runs here. Threads of the view's own don't have it.
+_running: ContextVar[weakref.ref[Transaction] | None] = ContextVar("flask_idempotent.transaction", default=None)
 
 
 class SharedSession:
@@ -77,11 +81,16 @@ class SharedSession:
         return engine
 
     def verify(self) -> None:
-        """Check the engine, outside of any request.
+        """Check the engine and the session, outside of any request.
 
-        :raises ConfigurationError: see :attr:`engine`.
+        :raises ConfigurationError: see :attr:`engine`; or the session commits in two phases.
         """
         _ = self.engine
+        if self._db.session.session_factory.kw.get("twophase"):
+            raise ConfigurationError(
+                "durable='transaction' views can't share a session with twophase=True: its transactions begin on "
+                "connections of their own. Take it out of SQLAlchemy(session_options=), or use durable='intent'"
+            )
 
     def prepare(self) -> Transaction:
         """A transaction for this request. What the guards did is committed first: it must not hang on the view, and
@@ -94,7 +103,8 @@ class SharedSession:
                 # Made before the extension was: it would not join.
                 self._db.session.remove()
         transaction = Transaction(self.engine)
-        transaction.context = _context()
+        transaction.app, transaction.context = self._app, _context()
+        _running.set(weakref.ref(transaction))
         transaction.watch(self._current)
         return transaction
 
@@ -118,16 +128,15 @@ def _join_class(db: SQLAlchemy) -> None:
         """The app's session. In a request that shares a transaction it works in that transaction."""
 
         def get_bind(self, mapper: Any = None, *, clause: Any = None, bind: Any = None, **options: Any) -> Any:
-            engine = super().get_bind(mapper=mapper, clause=clause, bind=bind, **options)
+            if bind is not None:  # many a session class of an app takes the first two alone
+                options["bind"] = bind
+            engine = super().get_bind(mapper=mapper, clause=clause, **options)
             transaction = _current_transaction()
             if transaction is None:
                 return engine
-            writes = self._flushing or getattr(clause, "is_dml", False)
             if engine is transaction.engine:
-                if writes:
-                    self.info.setdefault(WRITTEN, set()).add(self.get_nested_transaction())
-                return transaction.join(self)
-            if writes:
+                return transaction.join(self, writes=self._flushing or not _reads(clause))
+            if self._flushing or getattr(clause, "is_dml", False):
                 raise ConfigurationError(
                     f"a durable='transaction' view wrote to another engine ({getattr(engine, 'url', engine)!r}) "
                     "than the one that holds its key: both could not be committed as one. Write to one bind (see "
@@ -135,17 +144,22 @@ def _join_class(db: SQLAlchemy) -> None:
                 )
             return engine
 
-    event.listen(JoinedSession, "after_commit", _committed)
-    event.listen(JoinedSession, "after_rollback", _rolled_back)
     factory.class_ = JoinedSession
     factory.configure(join_transaction_mode="create_savepoint")
 
 
+def _reads(clause: Any) -> bool:
+    """Whether a statement changes nothing, as far as one can see: ``connection()`` comes without any."""
+    if getattr(clause, "is_text", False):
+        return str(clause).lstrip()[:6].upper() == "SELECT"
+    return bool(getattr(clause, "is_select", False))
+
+
 def _current_transaction() -> Transaction | None:
-    if not has_request_context():
-        return None
-    call: Call | None = request.environ.get(ENVIRON_KEY)
-    if call is None or call.claim is None:
+    call: Call | None = request.environ.get(ENVIRON_KEY) if has_request_context() else None
+    if call is None:
+        return _outer_transaction()
+    if call.claim is None:
         return None
     transaction = call.claim.backing
     if not isinstance(transaction, Transaction) or not transaction.is_open:
@@ -154,24 +168,16 @@ def _current_transaction() -> Transaction | None:
     return transaction if transaction.context is _context() else None
 
 
+def _outer_transaction() -> Transaction | None:
+    """That of the view which runs around a context without a protected call: one that a view pushed for `url_for`, or a
+    request that it sends to its own app. The session there is the view's own."""
+    found = _running.get()
+    transaction = found() if found is not None else None
+    if transaction is None or not transaction.is_open or not has_app_context():
+        return None
+    return transaction if transaction.app is current_app._get_current_object() else None  # type: ignore[attr-defined]
+
+
 def _context() -> object:
     """What tells this request apart from a copy of it. Tasks and threads of an async view are in the same one."""
     return request_ctx._get_current_object()  # type: ignore[attr-defined]
-
-
-def _committed(session: Session) -> None:
-    nested = session.get_nested_transaction()
-    if nested is None:
-        session.info.pop(WRITTEN, None)
-    elif nested in session.info.get(WRITTEN, ()):
-        parent = nested.parent
-        session.info[WRITTEN].remove(nested)
-        session.info[WRITTEN].add(parent if parent is not None and parent.nested else None)
-
-
-def _rolled_back(session: Session) -> None:
-    nested = session.get_nested_transaction()
-    if nested is None:
-        session.info.pop(WRITTEN, None)
-    else:
-        session.info.get(WRITTEN, set()).discard(nested)

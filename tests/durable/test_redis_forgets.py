@@ -370,6 +370,34 @@ def test_on_sqlite_another_process_cannot_be_told(make_shop, sqlite_url):
 # The copy
 
 
+@pytest.mark.parametrize("here", [True, False], ids=["in this process", "in another"])
+def test_an_answer_that_redis_was_away_for(make_shop, database_url, monkeypatch, here):
+    """Redis comes back with the record of work that runs, which is done: the repeat is a replay from the database, and
+    fills Redis again. Another process sees by the lease that nobody renews it."""
+    shop = make_shop(database_url, LEASE=60, MAX_PROCESSING=120)
+    shop.take_orders()
+    post = shop.poster()
+    complete = shop.front.complete
+
+    def away(completion: Any) -> Any:
+        raise StoreUnavailable()
+
+    monkeypatch.setattr(shop.front, "complete", away)
+    first = post()
+    assert first.status_code == 201
+    monkeypatch.setattr(shop.front, "complete", complete)
+    assert [record["state"] for record in shop.records()] == [b"in_progress"]
+    if not here:
+        shop.store._uncopied.clear()
+        kit.assert_problem(post(), "in-progress")
+        for name in shop.redis.scan_iter("idempotent:*:r:*"):
+            shop.redis.hincrby(name, "locked_until", -31_000)
+    kit.assert_replay(first, post())
+    shop.assert_replays(first, post)
+    shop.assert_done("a")
+    assert shop.runs == 1
+
+
 @pytest.mark.parametrize("tombstone", [0, 60])
 def test_a_copy_does_not_outlive_its_row(make_shop, database_url, tombstone):
     """First copy and later ones end when the row does."""
