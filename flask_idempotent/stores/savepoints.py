@@ -8,6 +8,7 @@ written, a rollback would lose what the other session committed; that is noted, 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -16,10 +17,12 @@ from sqlalchemy import event
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
-    from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.orm import Session
 
 __all__ = ["Savepoints", "listen"]
 
+_READS = frozenset({"SELECT", "SET", "SHOW", "EXPLAIN", "DESCRIBE", "PRAGMA", "TABLE", "VALUES"})
+_CHANGES = re.compile(r"\b(insert|update|delete|merge)\b", re.IGNORECASE)
 _SAVEPOINT = ("SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
 #: The connections whose savepoints are followed.
 _FOLLOWED: WeakKeyDictionary[Connection, Savepoints] = WeakKeyDictionary()
@@ -28,9 +31,7 @@ _FOLLOWED: WeakKeyDictionary[Connection, Savepoints] = WeakKeyDictionary()
 @dataclass(eq=False)
 class _Savepoint:
     name: str
-    session: Session | None
-    #: The session's nested transaction; ``None`` for the outer one.
-    level: SessionTransaction | None
+    session: Session
     #: Work of its own session is in it, to be committed or taken back.
     dirty: bool = False
     #: Work that another session committed is in it.
@@ -52,7 +53,6 @@ class Savepoints:
     def __init__(self) -> None:
         self._open: list[_Savepoint] = []
         self._acting: Session | None = None
-        self._writes = False
         #: These are our own statements.
         self._at_work = False
         #: Work was taken back that its session had committed, or left where its session took it back.
@@ -63,22 +63,18 @@ class Savepoints:
 
         :param connection: taken from an engine after `listen` was called for it.
         """
-        self._open.clear()
-        self._acting, self._writes, self.lost = None, False, False
+        self.leave()
+        self.lost = False
         _FOLLOWED[connection] = self
 
-    def acts(self, session: Session, *, writes: bool) -> None:
+    def leave(self) -> None:
+        """The transaction is over: hold on to none of its sessions."""
+        self._open.clear()
+        self._acting = None
+
+    def acts(self, session: Session) -> None:
         """A session is about to use the connection. Its savepoint is opened next, where it has none yet."""
-        self._acting, self._writes = session, writes
-        if not writes:
-            return
-        level = session.get_nested_transaction()
-        for at, each in reversed(list(enumerate(self._open))):
-            if each.session is session and each.level is level:
-                each.dirty, self._writes = True, False
-                for above in self._open[at + 1 :]:
-                    above.guests = True
-                return
+        self._acting = session
 
     def left_open(self, session: Session) -> bool:
         """Whether a session has written what it neither committed nor took back."""
@@ -91,14 +87,18 @@ class Savepoints:
     # -- what the connection tells ---------------------------------------------------------------------------------
 
     def heard(self, connection: Connection, statement: str) -> None:
-        """One of their statements is about to be sent."""
+        """A statement is about to be sent."""
         if self._at_work or self._acting is None:
+            return
+        if not statement.startswith(_SAVEPOINT):
+            if not _reads(statement):
+                self._wrote(self._acting)
             return
         name = statement.split()[-1]
         self._at_work = True
         try:
             if statement.startswith("SAVEPOINT"):
-                self._opened(name)
+                self._open.append(_Savepoint(name, self._acting))
             elif statement.startswith("RELEASE"):
                 self._released(connection, name)
             else:
@@ -106,25 +106,12 @@ class Savepoints:
         finally:
             self._at_work = False
 
-    def _opened(self, name: str) -> None:
-        level, writes = self._next_level()
-        self._open.append(_Savepoint(name, self._acting, level, dirty=writes))
-
-    def _next_level(self) -> tuple[SessionTransaction | None, bool]:
-        """Which transaction of the acting session this is for, and whether it is about to be written in. They are
-        opened when they are used, outermost first."""
-        assert self._acting is not None
-        current = self._acting.get_nested_transaction()
-        levels = [current]
-        while levels[0] is not None:
-            parent = levels[0].parent
-            levels.insert(0, parent if parent is not None and parent.nested else None)
-        known = [each.level for each in self._open if each.session is self._acting]
-        level = next((each for each in levels if not any(each is one for one in known)), current)
-        writes = self._writes and level is current
-        if writes:
-            self._writes = False
-        return level, writes
+    def _wrote(self, session: Session) -> None:
+        at = self.innermost(session)
+        if at >= 0:
+            self._open[at].dirty = True
+            for above in self._open[at + 1 :]:
+                above.guests = True
 
     def _released(self, connection: Connection, name: str) -> None:
         """A session commits this one, in a moment."""
@@ -174,6 +161,15 @@ class Savepoints:
         return next((at for at, each in enumerate(self._open) if each.name == name), None)
 
 
+def _reads(statement: str) -> bool:
+    """Whether it changes nothing that a rollback should take back, as far as its words tell."""
+    words = statement.split(None, 1)
+    first = words[0].upper() if words else ""
+    if first == "WITH":
+        return not _CHANGES.search(statement)
+    return first in _READS
+
+
 def _release(connection: Connection, name: str) -> None:
     connection.exec_driver_sql(f"RELEASE SAVEPOINT {name}")
 
@@ -191,8 +187,6 @@ def listen(engine: Engine) -> None:
 
 def _heard(connection: Connection, cursor: object, statement: str, *_: object) -> None:
     # (The events for savepoints don't tell the name of a new one.)
-    if not statement.startswith(_SAVEPOINT):
-        return
     savepoints = _FOLLOWED.get(connection)
     if savepoints is not None:
         savepoints.heard(connection, statement)

@@ -93,14 +93,11 @@ class Transaction(Backing):
         """The database's clock now: as it was when the key's row was written, and counted on from there."""
         return self._claimed_at_ms + int((time.monotonic() - self._claimed_monotonic) * 1000)
 
-    def join(self, session: Session, *, writes: bool) -> Connection:
-        """The connection, for a session that works in this transaction from now on.
-
-        :param writes: whether what it is about to do may change something.
-        """
+    def join(self, session: Session) -> Connection:
+        """The connection, for a session that works in this transaction from now on."""
         if session not in self._joined:
             self._joined.append(session)
-        self._savepoints.acts(session, writes=writes)
+        self._savepoints.acts(session)
         return self.connection
 
     def part(self) -> None:
@@ -194,6 +191,7 @@ class Transaction(Backing):
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        self._savepoints.leave()
         try:
             connection.close()
         except SQLAlchemyError:
@@ -204,6 +202,7 @@ class Transaction(Backing):
         """Throw the connection away: nobody knows in what state it is."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            self._savepoints.leave()
             _throw_away(connection)
 
 

@@ -135,7 +135,7 @@ def _join_class(db: SQLAlchemy) -> None:
             if transaction is None:
                 return engine
             if engine is transaction.engine:
-                return transaction.join(self, writes=self._flushing or not _reads(clause))
+                return transaction.join(self)
             if self._flushing or getattr(clause, "is_dml", False):
                 raise ConfigurationError(
                     f"a durable='transaction' view wrote to another engine ({getattr(engine, 'url', engine)!r}) "
@@ -146,13 +146,6 @@ def _join_class(db: SQLAlchemy) -> None:
 
     factory.class_ = JoinedSession
     factory.configure(join_transaction_mode="create_savepoint")
-
-
-def _reads(clause: Any) -> bool:
-    """Whether a statement changes nothing, as far as one can see: ``connection()`` comes without any."""
-    if getattr(clause, "is_text", False):
-        return str(clause).lstrip()[:6].upper() == "SELECT"
-    return bool(getattr(clause, "is_select", False))
 
 
 def _current_transaction() -> Transaction | None:

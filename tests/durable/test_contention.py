@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from flask_idempotent.stores.sql import SqlStore
 from tests.web import kit
 from tests.web.kit import new_key, together
 
-from .kit import MANY, Shop
+from .kit import MANY, Shop, empty_tables
 
 
 def assert_soon(times: list[float]) -> None:
@@ -331,3 +332,29 @@ def test_a_storm_of_duplicates_while_redis_is_emptied(busy):
     assert busy.runs == 1
     assert busy.post(key).get_json() == {"run": 1}
     busy.assert_done("a")
+
+
+def test_the_end_of_a_key_reads_no_other_key(make_shop, postgres_url):
+    """F84: at SERIALIZABLE whoever reads all open keys is in the way of each of them. Their index is not for this."""
+    empty_tables(postgres_url)
+    shop = make_shop(postgres_url)
+    shop.take_orders()
+    sent = []
+
+    def note(_: object, __: object, statement: str, parameters: object, *___: object) -> None:
+        if "WITH done AS" in statement:
+            sent.append((statement, parameters))
+
+    event.listen(shop.engine, "before_cursor_execute", note)
+    assert shop.post().status_code == 201
+    ((statement, parameters),) = sent
+    shop.ask(
+        "INSERT INTO idempotency_keys (endpoint, key_digest, recipe, request_hash, status, lock_version, claim_token,"
+        " created_at) SELECT 'orders', encode(sha256(i::text::bytea), 'hex'), 'r', 'h', 'succeeded', 1, 't', 1"
+        " FROM generate_series(1, 20000) i"
+    )
+    shop.ask("ANALYZE idempotency_keys")
+    with shop.outside.begin() as connection:
+        plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars())
+    assert "idempotency_keys_pkey" in plan
+    assert "idempotency_keys_open" not in plan

@@ -87,12 +87,15 @@ _SCREEN = "if not (_equal(row.principal, claim.principal) and _equal(row.binding
 SWITCHES: dict[str, Switch] = {
     # -- every write -------------------------------------------------------------------------------------------------
     "the end compares the token": _off(
-        _STATEMENTS, "__init__", "ours = (*this, token, keys.c.status", f"ours = (*this, {_TOKEN}, keys.c.status"
+        _STATEMENTS,
+        "__init__",
+        "ours = (*this, token, func.coalesce(keys.c.status",
+        f"ours = (*this, {_TOKEN}, func.coalesce(keys.c.status",
     ),
     "the end compares the state": _off(
         _STATEMENTS,
         "__init__",
-        "ours = (*this, token, keys.c.status == State.IN_PROGRESS.value)",
+        'ours = (*this, token, func.coalesce(keys.c.status, "") == State.IN_PROGRESS.value)',
         "ours = (*this, token)",
         errors=(NotCommitted,),
     ),
@@ -116,8 +119,15 @@ SWITCHES: dict[str, Switch] = {
     "a saga's row compares the state": _off(
         steps.StepRows, "__init__", "keys.c.status == State.IN_PROGRESS.value,", ""
     ),
-    "a renewal compares the token": _off(*_LEASED, _HELD, "open_"),
-    "a renewal compares the state": _off(*_LEASED, _HELD, "keys.c.claim_token.in_(tokens)"),
+    "a renewal compares the token": _off(
+        *_LEASED, _HELD, "open_", Edit(intent.IntentStore, "_prolong", "if claim.token in prolonged", "if prolonged")
+    ),
+    "a renewal compares the state": _off(
+        *_LEASED,
+        _HELD,
+        "keys.c.claim_token.in_(tokens)",
+        Edit(*_LEASED, "case((open_, keys.c.claim_token), else_=keys.c.settle_token)", "keys.c.claim_token"),
+    ),
     "a completion succeeds on its own finished row": _off(
         intent.IntentStore,
         "_finish",
