@@ -34,7 +34,7 @@ from .forms import key_field
 from .problems import install_handlers
 from .protection import Protection
 from .routes import Declaration
-from .session import SharedSession
+from .session import SharedSession, request_bounds
 from .views import EXTENSION, Mark
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def _net(
         protection.verify_once()
         outer = environ.pop(ENVIRON_KEY, None)  # of a view that sends its own environ through the app once more
         try:
-            return inner(environ, start_response)
+            with request_bounds():
+                return inner(environ, start_response)
         finally:
             call = environ.get(ENVIRON_KEY)
             if call is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from flask_sqlalchemy import SQLAlchemy
     from sqlalchemy.engine import Engine
 
-__all__ = ["SharedSession"]
+__all__ = ["SharedSession", "request_bounds"]
 
 log = logging.getLogger("flask_idempotent")
 
@@ -159,6 +161,16 @@ def _current_transaction() -> Transaction | None:
         return None
     # A thread with a copy of the request would share the connection at the same time.
     return transaction if transaction.context is _context() else None
+
+
+@contextlib.contextmanager
+def request_bounds() -> Iterator[None]:
+    """Around a request: behind it the transaction of its view is not seen any more, but that of a view around it."""
+    outer = _running.get()
+    try:
+        yield
+    finally:
+        _running.set(outer)
 
 
 def _outer_transaction() -> Transaction | None:

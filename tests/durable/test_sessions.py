@@ -12,9 +12,11 @@ import pytest
 import sqlalchemy as sa
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from flask_idempotent.call import current_call
 from flask_idempotent.errors import ConfigurationError
+from flask_idempotent.stores.transaction import Transaction
 from tests.web import kit
 
 from .kit import Shop, empty_tables, new_key
@@ -181,6 +183,33 @@ def test_a_request_context_inside(shop, act, raises):
         shop.assert_nothing()
     else:
         shop.assert_done("last", "mail" if act is mail else "unprotected")
+
+
+def test_a_request_behind_a_view_that_is_not_over(shop):
+    """A transaction that was never ended, as where a server drops a thread: the next request of the same thread has
+    nothing to do with it."""
+    opened = []
+
+    @shop.view
+    def view():
+        opened.append(current_call().claim.backing)
+        shop.order("a")
+        shop.db.session.commit()
+        return {}, 201
+
+    shop.app.post("/unprotected")(lambda: (shop.order("b"), shop.db.session.commit()) and "done")
+    close = Transaction.close
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transaction, "close", lambda transaction: None)
+        assert shop.app.test_client().post("/orders", headers=kit.keyed(X_User="ann")).status_code == 201
+        (left,) = opened
+        assert left.is_open
+        seen = []
+        patch.setattr(Transaction, "join", lambda transaction, session: seen.append(transaction))
+        with contextlib.suppress(SQLAlchemyError):  # there is one connection, and it is not back
+            shop.app.test_client().post("/unprotected")
+    assert seen == []
+    close(left)
 
 
 def test_behind_the_view_such_a_context_is_not_part_of_anything(shop):
