@@ -150,15 +150,16 @@ class DurableStore:
         if said.verdict is Verdict.INDETERMINATE:
             return None
         if said.verdict is Verdict.IN_PROGRESS and self._is_doubtful(claim, said):
-            return self._finished(claim) or said
+            return self._finished(claim, said.holder) or said
         return said
 
     def _is_doubtful(self, claim: Claim, said: ClaimReply) -> bool:
         """Whether what Redis takes for running may be over. A process that lives renews at a third of the lease."""
         return claim.scope.digest in self._uncopied or said.wait_ms < claim.lease_ms // 2 + claim.skew_ms
 
-    def _finished(self, claim: Claim) -> ClaimReply | None:
-        """The answer of the database where the work is done, also for Redis: to the very record that waits for it."""
+    def _finished(self, claim: Claim, holder: str) -> ClaimReply | None:
+        """The answer of the database where the work is done. It also ends the record in Redis: whoever holds that would
+        be told the same."""
         try:
             reply = self.back.judge(claim)
         except StoreUnavailable:
@@ -167,7 +168,7 @@ class DurableStore:
             return None
         record = reply.record
         if record.response is not None:
-            theirs = dataclasses.replace(claim, token=record.token)
+            theirs = dataclasses.replace(claim, token=holder)
             self._put(theirs, record.state, record.response, record.reason, record.expires_at)
         return reply
 

@@ -122,7 +122,9 @@ class RedisStore:
         if word == "replay":
             return ClaimReply(Verdict.REPLAY, comparable=reply[1] == 1, record=self._record(claim.scope, reply[2]))
         if word == "in_progress":
-            return ClaimReply(Verdict.IN_PROGRESS, wait_ms=_number(reply[1]), comparable=reply[2] == 1)
+            return ClaimReply(
+                Verdict.IN_PROGRESS, wait_ms=_number(reply[1]), comparable=reply[2] == 1, holder=_text(reply[3])
+            )
         if word == "limited":
             return ClaimReply(Verdict.LIMITED, wait_ms=_number(reply[1]))
         if word == "unreadable":

@@ -123,7 +123,7 @@ RULES: dict[str, Rule] = {
         "claim", "if old.state == 'indeterminate' then return { 'indeterminate' } end", ""
     ),
     "takeover waits for the lease": _rule(
-        "claim", "if wait > 0 then return { 'in_progress', wait, comparable } end", ""
+        "claim", "if wait > 0 then return { 'in_progress', wait, comparable, old.token } end", ""
     ),
     "takeover adds the skew": _rule(
         "claim", "tonumber(old.locked_until) + skew - now", "tonumber(old.locked_until) - now"

@@ -287,9 +287,9 @@ def a_running_claim(raw: Raw) -> Any:
     raw.claim()
     before = raw.flat()
     raw.clock.advance(LEASE + SKEW - 1)
-    assert raw.claim("t2", pairs=("r2", "B")) == [b"in_progress", 1, 0]
+    assert raw.claim("t2", pairs=("r2", "B")) == [b"in_progress", 1, 0, b"t1"]
     reply = raw.claim("t2", limit=1)
-    assert reply == [b"in_progress", 1, 1]
+    assert reply == [b"in_progress", 1, 1, b"t1"]
     assert raw.flat() == before
     return reply
 

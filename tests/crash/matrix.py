@@ -129,14 +129,15 @@ class Cell:
     def databases(self) -> tuple[str, ...]:
         return (WITHOUT,) if self.kind == "redis" else DATABASES
 
-    def held(self, *, flushed: bool) -> float:
-        """For how long after its claim the dead one's retry is refused at least, besides its lease; 0 if it isn't."""
+    def held(self, lease_s: float, *, flushed: bool) -> float:
+        """For how long after its claim the dead one's retry is refused at least; 0 if it isn't."""
         in_redis, in_sql, _ = self.left
         if self.kind in ("intent", "saga") and in_sql == OPEN:
             # "It did not happen" is believed a little later than "it did"; a saga goes on then, too.
-            return max(SKEW_S, SETTLE_S) if self.outcome in (RUNS, BACK) else SKEW_S
+            return lease_s + (max(SKEW_S, SETTLE_S) if self.outcome in (RUNS, BACK) else SKEW_S)
         if in_redis == OPEN and not flushed:
-            return SKEW_S
+            # Where nobody renews it, the database is asked whether it is over.
+            return lease_s / 2 if in_sql in (DONE, FAILED) else lease_s + SKEW_S
         return 0.0
 
 
@@ -700,9 +701,8 @@ class Case:
             self.forget()
         if cell.outcome == HUMAN:
             return self.assert_for_a_human()
-        held = cell.held(flushed=self.flush) if expected == cell.left else 0.0
-        if held:
-            held += self.lane.lease_s * (SAGA_LEASES if cell.kind == "saga" else 1)
+        lease_s = self.lane.lease_s * (SAGA_LEASES if cell.kind == "saga" else 1)
+        held = cell.held(lease_s, flushed=self.flush) if expected == cell.left else 0.0
         if "flushed" in cell.first and self.first_sent:
             self.sent = self.first_sent  # the lease in the database is that one's
         answer = self.retried(held)

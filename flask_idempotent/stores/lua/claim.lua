@@ -6,7 +6,7 @@
 -- Replies
 --   {'claimed', how, fence, attempt, created_at, comparable}   how: new | same (asked before) | reclaimed | again
 --   {'replay', comparable, record}          finished; record is the whole hash, flat
---   {'in_progress', ms until it can lapse, comparable}
+--   {'in_progress', ms until it can lapse, comparable, token}   of whoever holds it
 --   {'foreign', confirmed, wait, token}    {'mismatch', confirmed, wait, token}    of the record that refuses;
 --       confirmed: 1 where it was committed; wait: ms until its lease can lapse, 0 without one
 --   {'over'}  this token was given back     {'indeterminate'}     {'expired'}
@@ -55,7 +55,7 @@ if old then
   elseif old.token == token then
     how, fence, attempt = 'same', tonumber(old.fence), tonumber(old.attempt)
   else
-    if wait > 0 then return { 'in_progress', wait, comparable } end
+    if wait > 0 then return { 'in_progress', wait, comparable, old.token } end
     how = 'reclaimed'
   end
 elseif KEYS[3] and limit > 0 then
