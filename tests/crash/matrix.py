@@ -340,6 +340,7 @@ NEVER = {
     ("redis", "redis", "refund"): "only a durable route finds out that a new key is none",
     ("transaction", "redis", "read"): "durable routes read the database",
     ("intent", "redis", "read"): "durable routes read the database",
+    **{(kind, "redis", "close"): "an app that goes closes its connections" for kind in PATHS},
 }
 
 
