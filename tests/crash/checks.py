@@ -172,15 +172,15 @@ class _Case:
         nothing, so the key was that party's only for as long."""
         if self.trial.kind != "transaction":
             return False
-        running = [
-            each.at
+        running = any(
+            each.at <= refused.until and ("timed out" in each.error or refused.at <= each.until + self.timing.lapse)
             for each in self.sent
-            if each.party != refused.party and (each.error or each.status >= 500) and each.at <= refused.until
-            if "timed out" in each.error or refused.at <= each.until + self.timing.lapse
-        ]
-        firsts = [each for each in self.told if each.party == refused.party and not each.replayed]
-        ours = [each.at for each in firsts if each.at <= refused.until and refused.at <= each.until]
-        return bool(running) and not any(at < min(running) for at in ours)
+            if each.party != refused.party and (each.error or each.status >= 500)
+        )
+        # The work that stands says itself when it began. When its request was sent says nothing: it may have waited
+        # in front of a process that was paused.
+        began = min((each.json()["began"] for each in self.told if each.party == refused.party), default=0.0)
+        return running and refused.at <= began
 
     def recorded(self) -> Iterator[str]:
         """What the database and Redis say is what was done."""

@@ -114,7 +114,7 @@ class Clients:
         patience = self._timing.calm_patience if self._crew.is_calm else self._timing.patience
         at = time.time()
         try:
-            answer = send(member.worker.url, PATHS[trial.kind], trial.key, party.body, party.user, patience)
+            answer = send(member.worker.address, PATHS[trial.kind], trial.key, party.body, party.user, patience)
         except OSError as error:
             sent = Sent(number, client, member.name, at, time.time(), error=f"{type(error).__name__}: {error}")
         else:

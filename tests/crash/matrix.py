@@ -477,7 +477,7 @@ class Case:
 
     def post(self, worker: Worker, **changed: Any) -> Answer:
         options = {"key": self.key, "body": self.body, **changed}
-        return send(worker.url, ROUTES[self.cell.kind], **options)
+        return send(worker.address, ROUTES[self.cell.kind], **options)
 
     def forget(self) -> None:
         """A flush, as far as this record goes."""

@@ -17,12 +17,12 @@ import logging
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.parse
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,7 +181,12 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     lease_s: float = settings["LEASE"]
     app.extensions["crash"] = db
 
+    def asks() -> dict[str, Any]:
+        """What is asked for, and when its run began: the key is its own by then."""
+        return {**request.get_json(), "began": time.time()}
+
     def begin() -> dict[str, Any]:
+        asked = asks()
         if faults.does("waits"):
             time.sleep(lease_s)
         if faults.does("stops"):
@@ -193,7 +198,6 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         if faults.does("fails early"):
             raise RuntimeError("the view failed before its effect, as it was told to")
         faults.pass_by("effect", "before")
-        asked: dict[str, Any] = request.get_json()
         return asked
 
     def end(asked: dict[str, Any], **done: Any) -> Any:
@@ -202,7 +206,8 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
             raise RuntimeError("the view failed after its effect, as it was told to")
         if faults.does("waits after"):
             time.sleep(lease_s)
-        return {"run": str(uuid.uuid4()), "name": asked["name"], "pad": "x" * asked.get("pad", 0), **done}, 201
+        told = {"run": str(uuid.uuid4()), "name": asked["name"], "began": asked["began"]}
+        return {**told, "pad": "x" * asked.get("pad", 0), **done}, 201
 
     @app.post(PATHS["redis"])
     @idempotent
@@ -289,7 +294,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     @idempotent(durable="intent", provider=BANK, saga=checkout, lease=SAGA_LEASES * lease_s)
     def check_out() -> Any:
         try:
-            asked = request.get_json()
+            asked = asks()
             return end(asked, charge=checkout.run({"name": asked["name"]})["charge"])
         except LeaseLost:
             faults.note("view", "lost", "its lease")
@@ -341,12 +346,26 @@ class Answer:
         return json.loads(self.body)
 
 
-def send(url: str, path: str, key: str, body: object, user: str = "ann", timeout: float = WAIT_S) -> Answer:
+class _Connection(http.client.HTTPConnection):
+    """To a socket in the file system."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._address = address
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._address)
+
+
+def send(address: str, path: str, key: str, body: object, user: str = "ann", timeout: float = WAIT_S) -> Answer:
     """One request.
 
+    :param address: a worker's.
     :raises OSError: the connection broke, or the time was up.
     """
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=timeout)
+    connection = _Connection(address, timeout)
     headers = {KEY: key, "X-User": user, "Content-Type": "application/json"}
     try:
         connection.request("POST", path, json.dumps(body), headers)
@@ -362,11 +381,12 @@ def send(url: str, path: str, key: str, body: object, user: str = "ann", timeout
 
 
 class Worker:
-    """A process that serves at `url`."""
+    """A process that serves at `address`, a socket in the file system: no other process ever has the same, as one has
+    the port of another that died."""
 
     def __init__(self, nursery: Nursery, number: int) -> None:
         self.pid = 0
-        self.url = ""
+        self.address = ""
         self._nursery = nursery
         self._number = number
         self._since = os.fstat(nursery._notes.fileno()).st_size
@@ -431,7 +451,7 @@ class Worker:
                 os.kill(self.pid, number)
 
     def __repr__(self) -> str:
-        return f"<Worker {self.pid} {self.url} {self._status}>"
+        return f"<Worker {self.pid} {self.address} {self._status}>"
 
 
 class Nursery:
@@ -451,6 +471,7 @@ class Nursery:
     def __enter__(self) -> Nursery:
         self._notes = tempfile.TemporaryFile()
         self._log = tempfile.TemporaryFile()
+        self._sockets = tempfile.TemporaryDirectory(prefix="crash-")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.crash.worker", str(self._notes.fileno())],
             cwd=ROOT,
@@ -482,6 +503,7 @@ class Nursery:
         process.stdout.close()
         self._notes.close()
         self._log.close()
+        self._sockets.cleanup()
 
     def spawn(self, fault: Mapping[str, Any] | None = None, **config: Any) -> Worker:
         """A worker that serves.
@@ -495,9 +517,10 @@ class Nursery:
         worker = Worker(self, number)
         with self._news:
             self._workers[number] = worker
-        self._write(number=number, config={**self.config, **config, "fault": fault})
-        self._wait(lambda: bool(worker.url) or not worker.alive(), "a worker that serves", WAIT_S)
-        if not worker.url:
+        address = f"{self._sockets.name}/{number}"
+        self._write(number=number, address=address, config={**self.config, **config, "fault": fault})
+        self._wait(lambda: bool(worker.address) or not worker.alive(), "a worker that serves", WAIT_S)
+        if not worker.address:
             raise AssertionError(f"a worker ended with {worker.ended()}:\n{self.log[-3000:]}")
         return worker
 
@@ -533,8 +556,8 @@ class Nursery:
             with self._news:
                 worker = self._workers[told["number"]]
                 worker.pid = told["pid"]
-                if "url" in told:
-                    worker.url = told["url"]
+                if "address" in told:
+                    worker.address = told["address"]
                 else:
                     worker._status = told["ended"]
                 self._news.notify_all()
@@ -572,8 +595,9 @@ def _warm_up(config: Mapping[str, Any]) -> None:
 def _serve(command: Mapping[str, Any], notes: int) -> None:
     """A worker, from its fork to its end."""
     app = create_app(command["config"], notes=notes)
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
-    _tell(number=command["number"], pid=os.getpid(), url=f"http://127.0.0.1:{server.server_port}")
+    address = command["address"]
+    server = make_server(f"unix://{address}", 0, app, threaded=True, request_handler=_Quiet)
+    _tell(number=command["number"], pid=os.getpid(), address=address)
     server.serve_forever(poll_interval=60)
 
 
