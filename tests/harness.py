@@ -222,7 +222,7 @@ class CommandCounter(_Context):
 
 
 class Proxy(_Context):
-    """A TCP proxy in front of a server, which can lose replies, delay them and swallow everything.
+    """A TCP proxy in front of a server, which can lose replies, delay them, hold everything back and swallow it.
 
     :param target: a URL (Redis, PostgreSQL, MySQL or ``unix://``), or a (host, port).
 
@@ -244,6 +244,8 @@ class Proxy(_Context):
         self._match = b""
         self._delay = 0.0
         self._black_hole = False
+        self._flows = threading.Event()
+        self._flows.set()
         self._sockets: set[socket.socket] = set()
 
     @property
@@ -271,9 +273,14 @@ class Proxy(_Context):
         """Accept connections and requests, deliver nothing, answer nothing."""
         self._black_hole = True
 
+    def hold(self) -> None:
+        """Deliver nothing until healed, and then all of it: also what a client sent that has gone away since."""
+        self._flows.clear()
+
     def heal(self) -> None:
         """Work as a plain proxy from now on; connections that a black hole swallowed are broken."""
         swallowed, self._black_hole = self._black_hole, False
+        self._flows.set()
         self._delay = 0.0
         self.cut_reply(0)
         if swallowed:
@@ -296,6 +303,7 @@ class Proxy(_Context):
         _shut(self._listener)  # wakes accept()
         self._accepting.join()
         self._listener.close()
+        self._flows.set()
         self.break_connections()
         wait_until(lambda: not self._sockets, "the end of the proxy's connections")
 
@@ -338,6 +346,7 @@ class _Connection:
     def pump_requests(self) -> None:
         with contextlib.suppress(OSError):
             while data := self.client.recv(65536):
+                self.proxy._flows.wait()
                 if self.proxy._black_hole:
                     continue
                 with self.proxy._lock:
@@ -351,6 +360,7 @@ class _Connection:
     def pump_replies(self) -> None:
         with contextlib.suppress(OSError):
             while data := self.server.recv(65536):
+                self.proxy._flows.wait()
                 if self.proxy._delay:
                     time.sleep(self.proxy._delay)
                 with self.proxy._lock:

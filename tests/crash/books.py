@@ -13,17 +13,16 @@ from flask_idempotent.request.scope import make_scope
 
 from .plan import Trial
 from .site import Site
+from .worker import ENDPOINTS
 
 __all__ = ["Books", "Copy", "Effect", "Row", "digest_of", "read_books"]
-
-ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge"}
-OPERATIONS = {"transfers": "redis", "charges": "intent"}
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that was done. ``at``: seconds since the epoch, where it is known."""
+    """Something that was done. ``at``: seconds since the epoch, where it is known. ``key``: the provider's."""
 
+    operation: str
     id: str
     name: str
     at: float = 0.0
@@ -53,11 +52,11 @@ class Copy:
 
 @dataclass(frozen=True)
 class Books:
-    """``effects``: by kind of route and name. ``rows``, ``copies``: by the key's digest. ``payments``: the local rows
+    """``effects``: by what they were done for. ``rows``, ``copies``: by the key's digest. ``payments``: the local rows
     of charges. ``repeated``: keys that the provider got again when it had done what they were for, and those that came
     with something else. ``endless``: keys in Redis that never go."""
 
-    effects: Mapping[tuple[str, str], Sequence[Effect]] = field(default_factory=dict)
+    effects: Mapping[str, Sequence[Effect]] = field(default_factory=dict)
     rows: Mapping[str, Row] = field(default_factory=dict)
     copies: Mapping[str, Copy] = field(default_factory=dict)
     payments: Sequence[str] = ()
@@ -67,7 +66,7 @@ class Books:
     def of(self, trial: Trial) -> list[Effect]:
         """All effects of a trial, whoever asked for them."""
         names = sorted({party.name for party in trial.parties})
-        found = [effect for name in names for effect in self.effects.get((trial.kind, name), ())]
+        found = [effect for name in names for effect in self.effects.get(name, ())]
         return sorted(found, key=lambda effect: effect.at)
 
 
@@ -77,14 +76,13 @@ def digest_of(trial: Trial) -> str:
 
 
 def read_books(site: Site) -> Books:
-    effects: defaultdict[tuple[str, str], list[Effect]] = defaultdict(list)
+    effects: defaultdict[str, list[Effect]] = defaultdict(list)
     for entry in site.provider.entries():
-        kind = OPERATIONS[entry["operation"]]
-        effect = Effect(entry["id"], entry["reference"], entry["at"], entry["key"])
-        effects[kind, effect.name].append(effect)
+        effect = Effect(entry["operation"], entry["id"], entry["reference"], entry["at"], entry["key"])
+        effects[effect.name].append(effect)
     with site.engine.connect() as connection:
         for number, name in connection.execute(sa.text("SELECT id, name FROM orders ORDER BY id")):
-            effects["transaction", name].append(Effect(str(number), name))
+            effects[name].append(Effect("orders", str(number), name))
         payments = connection.execute(sa.text("SELECT charge FROM payments")).scalars().all()
         bodies = {
             row.key_digest: bytes(row.body)

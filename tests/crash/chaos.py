@@ -106,6 +106,9 @@ class Chaos:
         elif what == "silence":
             wire.black_hole()
             undo = event.seconds, wire.heal
+        elif what == "pause":
+            wire.hold()
+            undo = event.seconds, wire.heal
         elif what == "delay":
             wire.delay(0.05)
             undo = event.seconds, lambda: wire.delay(0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from .books import Books, Effect, digest_of
 from .history import CHECK, FORGETTING, Mark, Sent
 from .plan import Party, Timing, Trial
+from .worker import OPERATIONS
 
 __all__ = ["Finding", "Verdict", "check", "strays"]
 
@@ -17,7 +18,7 @@ PASSING = frozenset({"in-progress", "lease-lost", "indeterminate", "store-unavai
 #: Events after which a call to the provider can arrive late, when a look-up has found nothing.
 DELAYING = frozenset({"provider waits", "stall"})
 #: Events in which one call can fail for good: it is tried twice.
-AWAY = frozenset({"silence redis", "cut redis"})
+AWAY = frozenset({"silence redis", "pause redis", "cut redis"})
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,15 @@ def check(trial: Trial, sent: Sequence[Sent], marks: Sequence[Mark], books: Book
 
 def strays(trials: Sequence[Trial], books: Books) -> list[str]:
     """What is in the books, and belongs to no trial."""
-    names = {(trial.kind, party.name) for trial in trials for party in trial.parties}
+    wanted = {(kind, party.name) for trial in trials for party in trial.parties for kind in OPERATIONS[trial.kind]}
     digests = {digest_of(trial) for trial in trials}
-    charges = {effect.id for (kind, _), effects in books.effects.items() if kind == "intent" for effect in effects}
+    effects = [effect for each in books.effects.values() for effect in each]
+    charges = {effect.id for effect in effects}
     return [
         *(
-            f"an effect that nobody asked for: {kind} {name}"
-            for kind, name in books.effects
-            if (kind, name) not in names
+            f"an effect that nobody asked for: {effect.operation} {effect.name}"
+            for effect in effects
+            if (effect.operation, effect.name) not in wanted
         ),
         *(f"a row of an unknown key: {row}" for digest, row in books.rows.items() if digest not in digests),
         *(f"a local row of no charge: {charge}" for charge in books.payments if charge not in charges),
@@ -91,6 +93,7 @@ class _Case:
         counts["requests"] += len(self.sent)
         counts["effects"] += len(self.effects)
         counts["replays"] += sum(each.replayed for each in self.told)
+        counts["sagas that went back"] += self.undone
         row = self.books.rows.get(digest_of(self.trial))
         if row is not None:
             counts["look-ups in vain"] += row.tries
@@ -108,6 +111,8 @@ class _Case:
         if not self.told:
             yield "nobody was ever told a result"
         for each in self.told:
+            if each.undone:
+                continue
             party = self.trial.parties[each.party]
             said = each.json()
             if said["name"] != party.name:
@@ -147,11 +152,13 @@ class _Case:
     # -- what holds where nothing may run twice ------------------------------------------------------------------------
 
     def results(self) -> Iterator[str]:
-        """One effect, one party that was told of it, one answer, and that as the first but once."""
+        """One effect, or all of a saga's; one party that was told of it, one answer, and that as the first but once."""
         winners = {each.party for each in self.told}
         if len(winners) > 1:
             yield f"parties {sorted(winners)} were both told a result"
-        if len(self.effects) > 1:
+        if self.trial.kind == "saga":
+            yield from self.steps()
+        elif len(self.effects) > 1:
             yield f"{len(self.effects)} effects"
         elif not self.effects:
             yield "no effect"
@@ -159,6 +166,29 @@ class _Case:
             yield "different results were told"
         if sum(not each.replayed for each in self.told) > 1:
             yield "more than one answer was told as the first"
+
+    def steps(self) -> Iterator[str]:
+        """All steps were done, or what was done of them is undone."""
+        done = Counter(effect.operation for effect in self.effects)
+        if not self.undone:
+            if any(self.trial.parties[each.party].declined for each in self.told):
+                yield "what was declined has come to its end"
+            if done != {"transfers": 1, "charges": 1}:
+                yield f"effects of a saga at its end: {dict(done)}"
+            return
+        # The second step is undone too, whether it was done or not: who knows?
+        if done - Counter(charges=1) != {"transfers": 1, "refunds": 2}:
+            yield f"effects of a saga that went back: {dict(done)}"
+        turned = min((effect.at for effect in self.effects if effect.operation == "refunds"), default=self.ended)
+        if (
+            any(effect.at > turned for effect in self.effects if effect.operation != "refunds")
+            and not self._may_be_late()
+        ):
+            yield "a step was done when the saga had gone back"
+
+    @property
+    def undone(self) -> bool:
+        return any(each.undone for each in self.told)
 
     def refusals(self) -> Iterator[str]:
         """Whose key it is was never told that it is not."""
@@ -189,7 +219,7 @@ class _Case:
         if row is None:
             yield "the database knows nothing of the key"
             return
-        if row.state != "succeeded":
+        if row.state != ("failed" if self.undone else "succeeded"):
             yield f"the row is {row.state} ({row.reason})"
         if any(each.body != row.body for each in self.told):
             yield f"the row has another answer: {(row.body or b'')[:120]!r}"

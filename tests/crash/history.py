@@ -39,7 +39,12 @@ class Sent:
     @property
     def told(self) -> bool:
         """It was told a result."""
-        return 200 <= self.status < 300
+        return 200 <= self.status < 300 or self.undone
+
+    @property
+    def undone(self) -> bool:
+        """It was told that its saga went back, which is a result like another."""
+        return self.code == "saga-rolled-back"
 
     @property
     def refused(self) -> bool:

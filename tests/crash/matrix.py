@@ -32,7 +32,7 @@ from tests import servers
 from tests.harness import Proxy, wait_until
 from tests.provider import ProviderClient, provider_process
 
-from .worker import PATHS, SAGA_LEASES, SAGA_PATH, Answer, Nursery, Worker, create_tables, send
+from .worker import ENDPOINTS, OPERATIONS, PATHS, SAGA_LEASES, Answer, Nursery, Worker, create_tables, send
 
 __all__ = ["CELLS", "DATABASES", "Cell", "Hospital", "Outcome", "Result", "main", "missing", "plan", "table"]
 
@@ -45,11 +45,6 @@ INLINE = 1000
 BOUND_S = 60.0
 REPLAYED = "Idempotent-Replayed"
 EXPIRES = "Idempotency-Expires"
-ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge", "saga": "check_out"}
-#: Where requests of each kind go. A saga is on an ``intent`` route.
-ROUTES = {**PATHS, "saga": SAGA_PATH}
-#: What they do at the provider.
-OPERATIONS = {"redis": ("transfers",), "intent": ("charges",), "saga": ("transfers", "charges", "refunds")}
 #: The columns of the table. What a Redis-only route does is the same on all databases: it asks none.
 DATABASES = ("postgresql", "mariadb", "sqlite")
 WITHOUT = "redis"
@@ -340,14 +335,14 @@ NEVER = {
     ("redis", "redis", "refund"): "only a durable route finds out that a new key is none",
     ("transaction", "redis", "read"): "durable routes read the database",
     ("intent", "redis", "read"): "durable routes read the database",
-    **{(kind, "redis", "close"): "an app that goes closes its connections" for kind in PATHS},
+    **{(kind, "redis", "close"): "an app that goes closes its connections" for kind in STORES},
 }
 
 
 def points() -> set[tuple[str, str, str, str]]:
     """Kind, layer, method, before or after: where a process can die, by the stores' methods."""
     found = set()
-    for kind in PATHS:
+    for kind in STORES:
         for layer in dict.fromkeys(("redis", kind)):
             store = STORES[layer]
             for at in dir(store):
@@ -477,7 +472,7 @@ class Case:
 
     def post(self, worker: Worker, **changed: Any) -> Answer:
         options = {"key": self.key, "body": self.body, **changed}
-        return send(worker.address, ROUTES[self.cell.kind], **options)
+        return send(worker.address, PATHS[self.cell.kind], **options)
 
     def forget(self) -> None:
         """A flush, as far as this record goes."""
@@ -885,7 +880,7 @@ def table(results: Iterable[Result]) -> str:
     for result in results:
         by_cell.setdefault(result.cell, {})[result.database] = result
     lines = []
-    for kind in ROUTES:
+    for kind in PATHS:
         columns = (WITHOUT,) if kind == "redis" else DATABASES
         lines.append(f"{'-- ' + kind + ' ':-<60}" + "".join(f" {name:<26}" for name in columns) + " a retry")
         for cell in CELLS:

@@ -63,6 +63,7 @@ class Party:
     :param name: what their effect is called.
     :param pad: bytes that make the answer longer.
     :param late: they begin when the owner was told the result.
+    :param declined: the second step of its saga fails for good.
     """
 
     user: str
@@ -70,10 +71,11 @@ class Party:
     pad: int
     clients: tuple[Client, ...]
     late: bool = False
+    declined: bool = False
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"name": self.name, "pad": self.pad}
+        return {"name": self.name, "pad": self.pad, **({"declined": True} if self.declined else {})}
 
 
 @dataclass(frozen=True)
@@ -119,28 +121,31 @@ WEIGHTS: Mapping[str, int] = {
     "cut redis": 10,
     "break redis": 4,
     "silence redis": 3,
+    "pause redis": 3,
     "delay redis": 3,
     "fill redis": 3,
     "cut sql": 16,
     "break sql": 4,
     "silence sql": 2,
+    "pause sql": 2,
     "drop sql": 4,
     "provider drops": 10,
     "provider waits": 6,
     "provider errs": 4,
 }
 #: Those that need a wire to the database.
-SQL_EVENTS = frozenset({"cut sql", "break sql", "silence sql", "drop sql"})
+SQL_EVENTS = frozenset({"cut sql", "break sql", "silence sql", "pause sql", "drop sql"})
 
-#: The calls of a store, and the points of the view, at which a worker's own fault can lie.
+#: The calls of a store on each kind of route, and the points of the view, at which a worker's own fault can lie.
 CALLS: Mapping[str, Sequence[str]] = {
     "redis": ("claim",) * 3 + ("complete",) * 3 + ("renew", "release"),
     "transaction": ("claim",) * 3 + ("complete",) * 3 + ("judge", "release"),
     "intent": ("claim", "complete") * 2 + ("note", "first_use", "suspend", "settle_completed", "settle_retry", "renew"),
+    "saga": ("keep_steps",) * 4 + ("steps", "complete"),
     "view": ("effect", "effect", "effect", "local", "answer", "look_up"),
 }
-#: Those of them that come soon.
-OFTEN = frozenset({"claim", "complete", "note", "first_use", "effect", "local", "answer"})
+#: Those of them that come soon, and again.
+OFTEN = frozenset({"claim", "complete", "note", "first_use", "keep_steps", "effect", "local", "answer"})
 #: What a worker's view does besides, in every request, and how often. It waits for as long as a lease.
 HABITS: Mapping[str, int] = {
     "": 40,
@@ -150,6 +155,7 @@ HABITS: Mapping[str, int] = {
     "gives back": 5,
     "fails": 5,
     "is unsure": 5,
+    "declines": 8,
 }
 
 #: How many clients an owner has.
@@ -196,8 +202,9 @@ def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], ti
 
 def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[str, Any]:
     """One call at which a worker dies, fails or takes its time."""
-    layer = draw.choice([layer for layer in CALLS if layer in ("redis", "view") or layer in kinds])
-    at, when = draw.choice(CALLS[layer]), draw.choice(("before", "after"))
+    kind = draw.choice([kind for kind in CALLS if kind in ("redis", "view") or kind in kinds])
+    layer = "intent" if kind == "saga" else kind
+    at, when = draw.choice(CALLS[kind]), draw.choice(("before", "after"))
     action = draw.choices(("kill", "raise", "delay"), (6, 2, 2))[0]
     if at == "answer":
         when = "before"
@@ -216,12 +223,14 @@ def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[
 def _trial(draw: random.Random, number: int, kind: str, timing: Timing) -> Trial:
     name, key = f"t{number}", str(uuid.UUID(int=draw.getrandbits(128), version=4))
     pad = draw.choice((0, 0, 0, 0, 0, 0, 0, 0, 500, 70_000))
-    parties = [Party("ann", name, pad, _clients(draw, draw.choice(CROWDS), timing))]
+    declined = kind == "saga" and draw.random() < 0.3
+    parties = [Party("ann", name, pad, _clients(draw, draw.choice(CROWDS), timing), declined=declined)]
     fate = draw.random()
     if fate < 0.15:
         parties.append(Party("ann", f"{name}-other", 0, _clients(draw, draw.choice((1, 1, 2)), timing), late=True))
     elif fate < 0.3:
-        parties.append(Party("bob", name, pad, _clients(draw, draw.choice((1, 1, 2)), timing), late=True))
+        clients = _clients(draw, draw.choice((1, 1, 2)), timing)
+        parties.append(Party("bob", name, pad, clients, late=True, declined=declined))
     elif fate < 0.5:
         user = draw.choice(("ann", "bob"))
         parties.append(Party(user, f"{name}-rival", 0, _clients(draw, draw.choice((1, 2)), timing)))
@@ -248,7 +257,7 @@ def _event(draw: random.Random, at: float, kind: str, timing: Timing, slots: int
     when, match = draw.choice(("before", "after")), ""
     if kind == "pause":
         seconds = timing.lapse + draw.uniform(0.2, 0.6)
-    elif kind.startswith(("silence", "fill")):
+    elif kind.startswith(("silence", "pause ", "fill")):
         seconds = draw.uniform(0.3, timing.lapse + 0.4)
     elif kind.startswith("delay"):
         seconds = draw.uniform(0.3, 1.0)

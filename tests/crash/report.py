@@ -118,7 +118,7 @@ def timeline(
             lasted = f" until {mark.until - began:.3f}" if mark.until - mark.at > 0.01 else ""
             moments.append((mark.at, f"        * {mark}{lasted}"))
     for effect in books.of(trial):
-        moments.append((effect.at or ended, f"        = effect {effect.id} {effect.name} {effect.key}"))
+        moments.append((effect.at or ended, f"        = {effect.operation} {effect.id} {effect.name} {effect.key}"))
     for at, text in sorted(moments):
         lines.append(f"  {at - began:8.3f}  {text}")
     digest = digest_of(trial)

@@ -20,17 +20,17 @@ from .matrix import (
     points,
     table,
 )
-from .worker import PATHS, VIEW_POINTS
+from .worker import VIEW_POINTS
 
 #: The rows of the matrix in the docs, and the cells that they stand for: kind -> points.
 ROWS: dict[str, dict[str, str]] = {
-    "after the claim in Redis": dict.fromkeys(PATHS, "redis.claim after"),
+    "after the claim in Redis": dict.fromkeys(STORES, "redis.claim after"),
     "after the claim in the database": {
         "transaction": "transaction.claim after",
         "intent": "intent.claim after",
     },
-    "in the view, before the effect": dict.fromkeys(PATHS, "view.effect before"),
-    "after the effect": dict.fromkeys(PATHS, "view.effect after"),
+    "in the view, before the effect": dict.fromkeys(STORES, "view.effect before"),
+    "after the effect": dict.fromkeys(STORES, "view.effect after"),
     "before the answer is kept": {
         "redis": "redis.complete before",
         "transaction": "transaction.complete before",
@@ -40,7 +40,7 @@ ROWS: dict[str, dict[str, str]] = {
         "transaction": "transaction.complete after",
         "intent": "intent.complete after",
     },
-    "after the copy, before the answer goes out": dict.fromkeys(PATHS, "view.answer before"),
+    "after the copy, before the answer goes out": dict.fromkeys(STORES, "view.answer before"),
     "between two steps of a saga, or in one": {"saga": "intent.keep_steps after"},
     "while a saga goes back": {"saga": "intent.keep_steps before"},
     "in the reconciler": {"intent": "view.look_up before"},
@@ -95,7 +95,7 @@ def test_every_store_call_has_its_cells() -> None:
 
 
 def test_every_point_in_a_view_has_its_cells() -> None:
-    for kind in PATHS:
+    for kind in STORES:
         found = {(cell.at, cell.when) for cell in CELLS if cell.kind == kind and cell.layer == "view"}
         assert found >= {("effect", "before"), ("effect", "after"), ("answer", "before")}
     every = {cell.at for cell in CELLS if cell.layer == "view"}
@@ -110,7 +110,7 @@ def test_rows_of_the_docs(row: str) -> None:
 
 def test_the_store_away_at_completion() -> None:
     """It fails once, before and after the work; and its server is really gone."""
-    for kind in PATHS:
+    for kind in STORES:
         assert {cell.when for cell in CELLS if cell.kind == kind and cell.point.startswith(f"{kind}.complete")
                 and cell.action == "raise"} == {"before", "after"}  # fmt: skip
         assert [cell for cell in CELLS if cell.kind == kind and cell.action == "away"]

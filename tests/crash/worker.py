@@ -47,18 +47,20 @@ from flask_idempotent import (
     Provider,
     Saga,
     Settlement,
+    TransientStepError,
     current_idempotency,
     idempotent,
 )
 from flask_idempotent.errors import LeaseLost
 from flask_idempotent.testing import FaultyStore
-from tests.provider import ProviderClient
+from tests.provider import NoAnswer, ProviderClient, Refused
 
 __all__ = [
+    "ENDPOINTS",
     "KINDS",
+    "OPERATIONS",
     "PATHS",
     "SAGA_LEASES",
-    "SAGA_PATH",
     "VIEW_POINTS",
     "Answer",
     "Nursery",
@@ -70,12 +72,18 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 KEY = "Idempotency-Key"
-#: What the kinds of routes are called, and where they are.
-PATHS = {"redis": "/tallies", "transaction": "/orders", "intent": "/charges"}
+#: What the kinds of routes are called, and where they are. A saga's is an ``intent`` route.
+PATHS = {"redis": "/tallies", "transaction": "/orders", "intent": "/charges", "saga": "/checkouts"}
 KINDS = tuple(PATHS)
-#: The route of a saga, which is an ``intent`` route.
-SAGA_PATH = "/checkouts"
-#: Its lease, in leases of the others: it notes many things one after another.
+ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge", "saga": "check_out"}
+#: What they do, at the provider and in the database.
+OPERATIONS = {
+    "redis": ("transfers",),
+    "transaction": ("orders",),
+    "intent": ("charges",),
+    "saga": ("transfers", "charges", "refunds"),
+}
+#: A saga's lease, in leases of the others: it notes many things one after another.
 SAGA_LEASES = 3
 #: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, before the answer
 #: goes out (it is kept by then), and around the reconciler's look-up.
@@ -181,12 +189,9 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     lease_s: float = settings["LEASE"]
     app.extensions["crash"] = db
 
-    def asks() -> dict[str, Any]:
-        """What is asked for, and when its run began: the key is its own by then."""
-        return {**request.get_json(), "began": time.time()}
-
     def begin() -> dict[str, Any]:
-        asked = asks()
+        """What is asked for, and when its run began: the key is its own by then."""
+        asked = {**request.get_json(), "began": time.time()}
         if faults.does("waits"):
             time.sleep(lease_s)
         if faults.does("stops"):
@@ -197,7 +202,6 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
             raise NothingHappened(make_response({"code": "nothing happened"}, 503))
         if faults.does("fails early"):
             raise RuntimeError("the view failed before its effect, as it was told to")
-        faults.pass_by("effect", "before")
         return asked
 
     def end(asked: dict[str, Any], **done: Any) -> Any:
@@ -213,6 +217,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     @idempotent
     def tally() -> Any:
         asked = begin()
+        faults.pass_by("effect", "before")
         done = bank.act("transfers", reference=asked["name"])  # without a key: a second one is seen
         faults.pass_by("effect", "after")
         return end(asked, entry=done["id"])
@@ -221,6 +226,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     @idempotent(durable="transaction")
     def take_order() -> Any:
         asked = begin()
+        faults.pass_by("effect", "before")
         db.session.add(order(name=asked["name"]))
         db.session.flush()
         faults.pass_by("effect", "after")
@@ -252,6 +258,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     def charge() -> Any:
         current_idempotency.remember(name=request.get_json()["name"])
         asked = begin()
+        faults.pass_by("effect", "before")
         key = current_idempotency.provider_key()
         done = bank.charge(100, key=key, reference=asked["name"])
         faults.pass_by("effect", "after")
@@ -274,28 +281,35 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
 
     checkout = Saga("checkout")
 
+    def call(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
+        try:
+            return bank.act(operation, key=key, **parameters)
+        except (NoAnswer, Refused) as error:
+            raise TransientStepError(str(error)) from error  # this bank refuses nobody for good
+
     def undo(state: dict[str, Any], key: str) -> None:
-        bank.act("refunds", key=key, reference=state["name"])
+        call("refunds", key, reference=state["name"])
 
     @checkout.step(compensate=undo)
     def reserve(state: dict[str, Any], key: str) -> None:
-        bank.act("transfers", key=key, reference=state["name"])
+        call("transfers", key, reference=state["name"])
 
     @checkout.step(compensate=undo)
     def pay(state: dict[str, Any], key: str) -> dict[str, Any]:
-        if faults.does("declines"):
-            raise RuntimeError("the step failed, as it was told to")
+        if state["declined"] or faults.does("declines"):
+            raise RuntimeError("declined")
         faults.pass_by("effect", "before")
-        done = bank.charge(100, key=key, reference=state["name"])
+        done = call("charges", key, amount=100, reference=state["name"])
         faults.pass_by("effect", "after")
         return {"charge": done["id"]}
 
-    @app.post(SAGA_PATH)
+    @app.post(PATHS["saga"])
     @idempotent(durable="intent", provider=BANK, saga=checkout, lease=SAGA_LEASES * lease_s)
     def check_out() -> Any:
         try:
-            asked = asks()
-            return end(asked, charge=checkout.run({"name": asked["name"]})["charge"])
+            asked = begin()
+            wanted = {"name": asked["name"], "declined": asked.get("declined", False)}
+            return end(asked, charge=checkout.run(wanted)["charge"])
         except LeaseLost:
             faults.note("view", "lost", "its lease")
             raise

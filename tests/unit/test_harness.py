@@ -8,7 +8,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from tests.harness import CommandCounter, GunicornApp, Proxy
+from tests.harness import CommandCounter, GunicornApp, Proxy, wait_until
 
 APP = """
 import os
@@ -111,6 +111,19 @@ def test_proxy_swallows_and_heals(proxy, redis_url):
             client.incr("a")
         proxy.heal()
         assert client.get("a") is None
+
+
+def test_what_is_held_arrives_late(redis_url):
+    """Though its client has gone away."""
+    with Proxy(redis_url) as proxy, redis.Redis.from_url(redis_url) as direct:
+        with redis.Redis.from_url(proxy.url, socket_timeout=0.2, retry=None) as client:
+            client.ping()
+            proxy.hold()
+            with pytest.raises(redis.TimeoutError):
+                client.set("late", "1")
+        assert direct.get("late") is None
+        proxy.heal()
+        wait_until(lambda: direct.get("late") == b"1", "what was held")
 
 
 def test_proxy_leaves_no_threads(redis_url):
