@@ -1,8 +1,10 @@
 """Who may settle a lapsed attempt, and what becomes of an attempt that comes back late."""
 
+import contextlib
 import json
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -10,6 +12,7 @@ import sqlalchemy as sa
 from flask_idempotent import NothingHappened, Settlement, current_idempotency
 from flask_idempotent.call import current_call
 from flask_idempotent.errors import LeaseLost
+from flask_idempotent.records import Claim
 from flask_idempotent.stores.backing import lease
 from tests.harness import Proxy
 from tests.web import kit
@@ -323,6 +326,26 @@ def test_a_heartbeat_keeps_a_long_view(make_till, database_url):
     assert (till.runs, till.lookups) == (1, [])
 
 
+@contextlib.contextmanager
+def running(till: Till, number: int) -> Iterator[list[Claim]]:
+    """The claims of so many requests that are in their views; in the end each must be answered with 201."""
+    claims: list[Claim] = []
+    with kit.Crowd(number) as crowd:
+        gate = crowd.gate()
+
+        def hold():
+            claims.append(current_call().claim)
+            gate.hold()
+
+        till.before = hold
+        requests = [crowd.start(till.pay, new_key()) for _ in range(number)]
+        for _ in requests:
+            gate.wait_inside()
+        yield claims
+        gate.open()
+        assert {each.result(kit.WAIT_S).status_code for each in requests} == {201}
+
+
 def test_a_renewal_leaves_out_a_row_that_stays_locked(make_till, database_url):
     """A person at a console holds one of three rows: the two others are renewed, and of the third nobody says that its
     lease is longer, or lost."""
@@ -334,18 +357,7 @@ def test_a_renewal_leaves_out_a_row_that_stays_locked(make_till, database_url):
     def leases():
         return dict(till.ask("SELECT claim_token, locked_until FROM idempotency_keys"))
 
-    with kit.Crowd(3) as crowd:
-        gate = crowd.gate()
-        claims = []
-
-        def hold():
-            claims.append(current_call().claim)
-            gate.hold()
-
-        till.before = hold
-        requests = [crowd.start(till.pay, new_key()) for _ in range(3)]
-        for _ in requests:
-            gate.wait_inside()
+    with running(till, 3) as claims:
         till.ask("UPDATE idempotency_keys SET locked_until = locked_until - 5000")
         before = leases()
         ends = [lease(claim)._ends for claim in claims]
@@ -362,26 +374,13 @@ def test_a_renewal_leaves_out_a_row_that_stays_locked(make_till, database_url):
         assert [after[claim.token] > before[claim.token] for claim in claims] == [False, True, True]
         assert [lease(claim)._ends > end for claim, end in zip(claims, ends, strict=True)] == [False, True, True]
         assert till.store.renew(claims) == [True] * 3
-        gate.open()
-        assert {each.result(kit.WAIT_S).status_code for each in requests} == {201}
 
 
 def test_one_statement_renews_them_all(make_till, database_url):
     """Twenty leases in one pass of the heartbeat: one UPDATE."""
     till = make_till(database_url, engine_options=MANY, LEASE=30)
     till.take_charges()
-    with kit.Crowd(20) as crowd:
-        gate = crowd.gate()
-        claims = []
-
-        def hold():
-            claims.append(current_call().claim)
-            gate.hold()
-
-        till.before = hold
-        requests = [crowd.start(till.pay, new_key()) for _ in range(20)]
-        for _ in requests:
-            gate.wait_inside()
+    with running(till, 20) as claims:
         assert len(claims) == 20
         before = till.ask("SELECT MIN(locked_until), MAX(locked_until) FROM idempotency_keys")[0]
         till.ask("UPDATE idempotency_keys SET locked_until = locked_until - 5000")
@@ -401,8 +400,6 @@ def test_one_statement_renews_them_all(make_till, database_url):
             digest=claims[3].scope.digest,
             token=claims[3].token,
         )
-        gate.open()
-        assert {each.result(kit.WAIT_S).status_code for each in requests} == {201}
 
 
 def test_beyond_max_processing_it_is_unknown(make_till, database_url):
