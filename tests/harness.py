@@ -277,14 +277,22 @@ class Proxy(_Context):
         """Deliver nothing until healed, and then all of it: also what a client sent that has gone away since."""
         self._flows.clear()
 
-    def heal(self) -> None:
-        """Work as a plain proxy from now on; connections that a black hole swallowed are broken."""
-        swallowed, self._black_hole = self._black_hole, False
+    def release(self) -> None:
+        """The end of `hold`."""
         self._flows.set()
-        self._delay = 0.0
-        self.cut_reply(0)
+
+    def fill_hole(self) -> None:
+        """The end of `black_hole`: connections that it swallowed are broken."""
+        swallowed, self._black_hole = self._black_hole, False
         if swallowed:
             self.break_connections()
+
+    def heal(self) -> None:
+        """Work as a plain proxy from now on."""
+        self._delay = 0.0
+        self.cut_reply(0)
+        self.release()
+        self.fill_hole()
 
     def break_connections(self) -> None:
         """Break every open connection."""

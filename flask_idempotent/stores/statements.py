@@ -145,6 +145,8 @@ class Statements:
         lease = now_ms() + bindparam("lease_ms", type_=keys.c.locked_until.type)
         risen = case((keys.c.lock_version + 1 > now_ms(), keys.c.lock_version + 1), else_=now_ms())
         reason = bindparam("v_reason", type_=keys.c.reason.type)
+        # (Each holder has a number of its own, unless the row was deleted and the clock turned back in between. The
+        # token tells them apart there too, and what is sent twice counts once.)
         mine = keys.c.settle_token == bindparam("p_token")
         settling = {"settle_token": bindparam("p_token"), "lock_version": risen, "locked_until": lease}
         # (An assignment on MySQL sees the columns that were assigned before it: unknown_since comes first.)
@@ -165,6 +167,7 @@ class Statements:
         }
 
         #: A lapsed row becomes unknown, its outcome ours to settle; old token and attempt stay until the verdict.
+        # (Whatever ends a claim takes its lease away, so a row of that number that lapsed is open anyhow.)
         self.take_lapsed = update(keys).where(*seen, open_, lapsed).ordered_values(*{**lapse, **settling}.items())
         #: The same for a row that is unknown already, where nobody is at it.
         self.take_unknown = update(keys).where(*seen, unknown, (keys.c.settle_token == "") | lapsed).values(settling)

@@ -57,7 +57,7 @@ class FaultyStore:
         seconds: float = 0,
     ) -> None:
         if at.startswith("_") or not callable(getattr(store, at, None)):
-            raise ValueError(f"{type(store).__name__} has no method {at!r} to fail at")
+            raise ValueError(f"{type(_innermost(store)).__name__} has no method {at!r} to fail at")
         if when not in get_args(When):
             raise ValueError(f"when is 'before' or 'after', and {when!r} is neither")
         if action not in get_args(Action):
@@ -137,11 +137,19 @@ class FaultyStore:
         if self._action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._action == "raise":
-            _break_off(self._store, arguments)
-            commits = self._at == "complete" and isinstance(self._store, (SqlStore, IntentStore))
+            store = _innermost(self._store)
+            _break_off(store, arguments)
+            commits = self._at == "complete" and isinstance(store, (SqlStore, IntentStore))
             kind = NotCommitted if commits else StoreUnavailable
             raise kind(f"the store failed {self._when} {self._at}(), as it was told to")
         time.sleep(self._seconds)
+
+
+def _innermost(store: Any) -> Any:
+    """The store itself, behind all the faults that stand in front of it."""
+    while isinstance(store, FaultyStore):
+        store = store._store
+    return store
 
 
 def _break_off(store: object, arguments: tuple[Any, ...]) -> None:

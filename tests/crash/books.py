@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +17,22 @@ from .worker import ENDPOINTS
 
 __all__ = ["Books", "Copy", "Effect", "Row", "digest_of", "read_books"]
 
+#: What becomes of a call with a key that the provider has got before.
+AGAIN = ("repeated", "key in use", "key reused")
+
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that was done. ``at``: seconds since the epoch, where it is known. ``key``: the provider's."""
+    """Something that was done. ``at``: seconds since the epoch, where it is known. ``key``: the provider's. ``late``:
+    for how many seconds the call was on its way. ``step``: which one of a saga it undid."""
 
     operation: str
     id: str
     name: str
     at: float = 0.0
     key: str = ""
+    late: float = 0.0
+    step: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,14 @@ class Copy:
 @dataclass(frozen=True)
 class Books:
     """``effects``: by what they were done for. ``rows``, ``copies``: by the key's digest. ``payments``: the local rows
-    of charges. ``repeated``: keys that the provider got again when it had done what they were for, and those that came
-    with something else. ``endless``: keys in Redis that never go."""
+    of charges. ``repeated``: keys that the provider got again when it had done what they were for, or was about to,
+    and those that came with something else; once for each time. ``endless``: keys in Redis that never go."""
 
     effects: Mapping[str, Sequence[Effect]] = field(default_factory=dict)
     rows: Mapping[str, Row] = field(default_factory=dict)
     copies: Mapping[str, Copy] = field(default_factory=dict)
     payments: Sequence[str] = ()
-    repeated: Collection[str] = ()
+    repeated: Sequence[str] = ()
     endless: Sequence[str] = ()
 
     def of(self, trial: Trial) -> list[Effect]:
@@ -78,11 +84,20 @@ def digest_of(trial: Trial) -> str:
 def read_books(site: Site) -> Books:
     effects: defaultdict[str, list[Effect]] = defaultdict(list)
     for entry in site.provider.entries():
-        effect = Effect(entry["operation"], entry["id"], entry["reference"], entry["at"], entry["key"])
+        late = entry["at"] - entry["sent_at"]
+        effect = Effect(
+            entry["operation"],
+            entry["id"],
+            entry["reference"],
+            entry["at"],
+            entry["key"],
+            late,
+            entry.get("step", ""),
+        )
         effects[effect.name].append(effect)
     with site.engine.connect() as connection:
-        for number, name in connection.execute(sa.text("SELECT id, name FROM orders ORDER BY id")):
-            effects[name].append(Effect("orders", str(number), name))
+        for run, name in connection.execute(sa.text("SELECT run, name FROM orders ORDER BY id")):
+            effects[name].append(Effect("orders", run, name))
         payments = connection.execute(sa.text("SELECT charge FROM payments")).scalars().all()
         bodies = {
             row.key_digest: bytes(row.body)
@@ -92,7 +107,7 @@ def read_books(site: Site) -> Books:
             row.key_digest: Row(row.status, row.attempt, row.reason, row.settle_tries, bodies.get(row.key_digest))
             for row in connection.execute(sa.text("SELECT * FROM idempotency_keys"))
         }
-    repeated = {str(call["key"]) for call in site.provider.calls() if call["outcome"] in ("repeated", "key reused")}
+    repeated = [str(call["key"]) for call in site.provider.calls() if call["outcome"] in AGAIN]
     copies, endless = _read_redis(site)
     return Books(dict(effects), rows, copies, payments, repeated, endless)
 

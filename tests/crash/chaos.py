@@ -67,6 +67,9 @@ class Chaos:
         if what == "provider":
             self._spoil(event)
             return None
+        if event.kind == "lock sql":
+            self._history.mark("lock sql", seconds=event.seconds)
+            return event.seconds, self._site.lock_file()
         if server in ("redis", "sql"):
             return self._disturb(event, what, server)
         if event.kind == "pause":
@@ -74,8 +77,9 @@ class Chaos:
         if event.kind == "kill":
             self._crew.kill(event.slot)
         elif event.kind == "flush":
+            began = time.time()
             self._site.redis.flushall()
-            self._history.mark("flush")
+            self._history.mark("flush", at=began, seconds=time.time() - began)
         return None
 
     def _pause(self, event: Event) -> Undo:
@@ -105,10 +109,10 @@ class Chaos:
             wire.break_connections()
         elif what == "silence":
             wire.black_hole()
-            undo = event.seconds, wire.heal
+            undo = event.seconds, wire.fill_hole
         elif what == "pause":
             wire.hold()
-            undo = event.seconds, wire.heal
+            undo = event.seconds, wire.release
         elif what == "delay":
             wire.delay(0.05)
             undo = event.seconds, lambda: wire.delay(0)

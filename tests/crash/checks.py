@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +10,16 @@ from dataclasses import dataclass, field
 from .books import Books, Effect, digest_of
 from .history import CHECK, FORGETTING, Mark, Sent
 from .plan import Party, Timing, Trial
-from .worker import OPERATIONS
+from .worker import HOLD_S, OPERATIONS, RAIL_SETTLE_S
 
 __all__ = ["Finding", "Verdict", "check", "strays"]
 
 #: Problems that a client may meet on its way to an answer.
-PASSING = frozenset({"in-progress", "lease-lost", "indeterminate", "store-unavailable"})
-#: Events after which a call to the provider can arrive late, when a look-up has found nothing.
-DELAYING = frozenset({"provider waits", "stall"})
+PASSING = frozenset({"in-progress", "lease-lost", "store-unavailable"})
+#: Kinds of routes on which nobody may know what happened.
+UNKNOWING = frozenset({"intent", "rail", "saga"})
+#: What a view may raise where a client is told 500: what it was told to, a provider's fault, and a database's.
+CAUSES = frozenset({"Told", "NoAnswer", "Refused", "OperationalError", "InterfaceError", "DatabaseError"})
 #: Events in which one call can fail for good: it is tried twice.
 AWAY = frozenset({"silence redis", "pause redis", "cut redis"})
 
@@ -46,8 +49,7 @@ def check(trial: Trial, sent: Sequence[Sent], marks: Sequence[Mark], books: Book
     problems = [*case.everywhere()]
     if trial.kind == "redis":
         excuses = case.second_runs()
-        if None in excuses or not excuses:
-            problems += [*case.results()]
+        problems += [*(case.results() if None in excuses or not excuses else case.firsts())]
         if not case.forgotten:
             problems += [*case.refusals()]
         problems += [*case.kept()]
@@ -74,6 +76,18 @@ def strays(trials: Sequence[Trial], books: Books) -> list[str]:
         *(f"a local row of no charge: {charge}" for charge in books.payments if charge not in charges),
         *(f"a key in Redis that never goes: {key}" for key in books.endless),
     ]
+
+
+@dataclass(frozen=True)
+class _Mishap:
+    """What may have made one run more, in a time: from when on, and until when."""
+
+    why: str
+    since: float
+    until: float = math.inf
+
+    def excuses(self, ran_at: float) -> bool:
+        return self.since <= ran_at <= self.until
 
 
 class _Case:
@@ -117,6 +131,8 @@ class _Case:
             said = each.json()
             if said["name"] != party.name:
                 yield f"party {each.party} was told what is not its own: {each}"
+            if each.location != ("" if said["run"].startswith("looked up") else f"/runs/{said['run']}"):
+                yield f"party {each.party} was told another answer's Location {each.location!r}: {each}"
             if not any(self._tells_of(said, effect) for effect in self.effects):
                 yield f"party {each.party} was told of an effect that is not there: {each}"
         for number, party in enumerate(self.trial.parties):
@@ -133,7 +149,15 @@ class _Case:
     def _is_known(self, each: Sent) -> bool:
         if not each.status or each.told or each.refused:
             return True
-        return each.code in PASSING or (each.status >= 500 and not each.code)
+        if each.status == 500:
+            # Without a cause it comes from the server: the session could not be closed behind the answer.
+            return each.cause in CAUSES or (not each.cause and self._lost_sessions(each))
+        if each.code == "indeterminate":
+            return self.trial.kind in UNKNOWING
+        return each.code in PASSING or (each.status == 503 and b"nothing happened" in each.body)
+
+    def _lost_sessions(self, each: Sent) -> bool:
+        return any(mark.kind.endswith(" sql") and mark.at <= each.until for mark in self.all_marks)
 
     def _refusal(self, party: Party) -> int | None:
         """How a party is refused by a record of the others; ``None``: not at all."""
@@ -145,9 +169,8 @@ class _Case:
     def _tells_of(self, said: dict[str, object], effect: Effect) -> bool:
         if effect.name != said["name"]:
             return False
-        if self.trial.kind == "transaction":
-            return True
-        return effect.id == said.get("entry" if self.trial.kind == "redis" else "charge")
+        names = {"transaction": "run", "redis": "entry"}
+        return effect.id == said.get(names.get(self.trial.kind, "charge"))
 
     # -- what holds where nothing may run twice ------------------------------------------------------------------------
 
@@ -158,18 +181,29 @@ class _Case:
             yield f"parties {sorted(winners)} were both told a result"
         if self.trial.kind == "saga":
             yield from self.steps()
-        elif len(self.effects) > 1:
+        elif len(self.effects) > 1 and not (self.trial.kind == "rail" and self._late(RAIL_SETTLE_S)):
             yield f"{len(self.effects)} effects"
         elif not self.effects:
             yield "no effect"
         if len({(each.status, each.body) for each in self.told}) > 1:
             yield "different results were told"
-        if sum(not each.replayed for each in self.told) > 1:
+        yield from self.firsts()
+
+    def firsts(self) -> Iterator[str]:
+        """Every answer was told as the first but once."""
+        if any(number > 1 for number in Counter(each.body for each in self.told if not each.replayed).values()):
             yield "more than one answer was told as the first"
+
+    def _late(self, seconds: float) -> bool:
+        """Whether a call was on its way for longer than a look-up waits: the look-up can't have found it."""
+        return any(effect.late >= seconds for effect in self.effects)
 
     def steps(self) -> Iterator[str]:
         """All steps were done, or what was done of them is undone."""
         done = Counter(effect.operation for effect in self.effects)
+        forward = [effect for effect in self.effects if effect.operation != "refunds"]
+        if [effect.operation for effect in forward] != sorted(done.keys() - {"refunds"}, reverse=True):
+            yield f"steps in the wrong order: {[effect.operation for effect in forward]}"
         if not self.undone:
             if any(self.trial.parties[each.party].declined for each in self.told):
                 yield "what was declined has come to its end"
@@ -179,11 +213,11 @@ class _Case:
         # The second step is undone too, whether it was done or not: who knows?
         if done - Counter(charges=1) != {"transfers": 1, "refunds": 2}:
             yield f"effects of a saga that went back: {dict(done)}"
-        turned = min((effect.at for effect in self.effects if effect.operation == "refunds"), default=self.ended)
-        if (
-            any(effect.at > turned for effect in self.effects if effect.operation != "refunds")
-            and not self._may_be_late()
-        ):
+        undone = [effect for effect in self.effects if effect.operation == "refunds"]
+        if [effect.step for effect in undone] != ["pay", "reserve"] and not self._late(self.timing.settle_after):
+            yield f"undone in the wrong order: {[effect.step for effect in undone]}"
+        turned = min((effect.at for effect in undone), default=self.ended)
+        if any(effect.at > turned and effect.late < self.timing.settle_after for effect in forward):
             yield "a step was done when the saga had gone back"
 
     @property
@@ -223,22 +257,20 @@ class _Case:
             yield f"the row is {row.state} ({row.reason})"
         if any(each.body != row.body for each in self.told):
             yield f"the row has another answer: {(row.body or b'')[:120]!r}"
-        if copy is not None and copy.confirmed and copy.kind == "full" and copy.body != row.body:
+        if copy is not None and (copy.state != row.state or not copy.confirmed):
+            yield f"Redis has {copy.state}{'' if copy.confirmed else ', unconfirmed'}; the row is {row.state}"
+        if copy is not None and copy.kind == "full" and copy.body != row.body:
             yield f"Redis has another answer: {copy.body[:120]!r}"
+        again = Counter(self.books.repeated)
         if self.trial.kind == "intent":
             for effect in self.effects:
                 if effect.id not in self.books.payments:
                     yield f"{effect.id} has no local row"
-                if effect.key in self.books.repeated and not self._may_be_late():
+                if again[effect.key] and not self._late(self.timing.settle_after):
                     yield f"{effect.id} was sent again when it was done"
-
-    def _may_be_late(self) -> bool:
-        """Whether a call to the provider may have arrived when a look-up had found nothing."""
-        known = min((each.until for each in self.told), default=self.ended)
-        if any(mark.kind in DELAYING and mark.at <= known for mark in self.marks):
-            return True
-        mine = [each for each in self.sent if each.at <= known]
-        return any(self._paused(each) for each in mine)
+        if self.trial.kind == "saga" and sum(again[effect.key] for effect in self.effects) >= row.attempt:
+            # An attempt goes on with the call that the one before it was at, and with no other.
+            yield f"steps were sent again {sum(again[effect.key] for effect in self.effects)} times"
 
     def _paused(self, each: Sent) -> bool:
         marks = self.by_worker.get(each.worker, ())
@@ -246,7 +278,8 @@ class _Case:
 
     def kept(self) -> Iterator[str]:
         """Redis says what was told last, for the routes that have nothing else."""
-        if any(mark.kind in FORGETTING and mark.until >= self.began for mark in self.all_marks):
+        last = max((each.at for each in self.told), default=self.began)
+        if any(mark.kind in FORGETTING and mark.until >= last for mark in self.all_marks):
             return  # it may be anybody's by now
         copy = self.books.copies.get(digest_of(self.trial))
         if copy is None or copy.state != "succeeded":
@@ -257,45 +290,77 @@ class _Case:
     # -- second runs, where they may be --------------------------------------------------------------------------------
 
     def second_runs(self) -> list[str | None]:
-        """Why it ran again, for each run after the first; ``None`` where there is no excuse."""
-        return [self._excuse(effect.at) for effect in self.effects[1:]]
+        """Why it ran again, for each run after the first; ``None`` where there is no excuse. A mishap excuses one."""
+        runs = [effect.at for effect in self.effects[1:]]
+        mishaps = [*self._mishaps()]
+        taken: dict[int, int] = {}  # mishap -> run
+
+        def find(run: int, tried: set[int]) -> bool:
+            for number, mishap in enumerate(mishaps):
+                if number not in tried and mishap.excuses(runs[run]):
+                    tried.add(number)
+                    if number not in taken or find(taken[number], tried):
+                        taken[number] = run
+                        return True
+            return False
+
+        for run in range(len(runs)):
+            find(run, set())
+        excuses = {run: mishaps[number].why for number, run in taken.items()}
+        return [excuses.get(run) for run in range(len(runs))]
 
     @property
     def forgotten(self) -> bool:
         """Whether Redis was emptied meanwhile."""
         return any(mark.kind in FORGETTING for mark in self.marks)
 
-    def _excuse(self, ran_at: float) -> str | None:
-        """What happened before this run, for which there may be one more."""
-        for mark in self.marks:
-            if mark.kind in FORGETTING and mark.at <= ran_at:
-                return "Redis forgot"
+    def _mishaps(self) -> Iterator[_Mishap]:
+        """All that may have made one run more."""
+        faulty = set()
         for each in self.sent:
-            if each.at <= ran_at and (found := self._mishap(each)) is not None:
-                return found
+            found = self._mishap(each)
+            if found is not None:
+                yield found
+            fault = self._fault(each)
+            if fault is not None and each.worker not in faulty:
+                faulty.add(each.worker)
+                yield _Mishap("its call to Redis failed", each.at)
         for mark in self.marks:
-            if mark.kind in AWAY and not mark.detail.startswith("1 ") and mark.at <= ran_at:
-                return "Redis was away"
-            if mark.kind == "stall" and mark.at <= ran_at:
-                return "the machine stood still"
+            if mark.kind in FORGETTING:
+                yield _Mishap("Redis forgot", mark.at)
+            elif mark.kind in AWAY and not mark.detail.startswith("1 "):
+                yield _Mishap("Redis was away", mark.at)
+            elif mark.kind == "stall":
+                yield _Mishap("the machine stood still", mark.at)
+
+    def _mishap(self, each: Sent) -> _Mishap | None:
+        """What went wrong with one request that may have run."""
+        killed = any(
+            mark.kind in ("kill", "relief", "died") or mark.detail.endswith(" kill")
+            for mark in self.by_worker.get(each.worker, ())
+        )
+        #: What came to nothing is over when another one was told a result: that is kept.
+        told = min((other.until for other in self.told if other.until > each.until), default=self.ended)
+        if self._paused(each):
+            return _Mishap("its process paused", each.at)
+        if each.error and killed and "refused" not in each.error:
+            return _Mishap("its process died", each.at, told)
+        if each.status == 500:
+            return _Mishap("the view failed", each.at, told)
+        if "timed out" in each.error:
+            return _Mishap("nobody knows what became of it", each.at)
+        ran = each.told or each.error or each.status >= 500 or each.code == "lease-lost"
+        if ran and each.until - each.at - self._work(each) > self.timing.lease:
+            return _Mishap("the machine had no time for it", each.at)
         return None
 
-    def _mishap(self, each: Sent) -> str | None:
-        """What went wrong with one request that may have run."""
+    def _fault(self, each: Sent) -> Mark | None:
+        """The call to Redis that failed in its process, or took longer than a lease."""
         for mark in self.by_worker.get(each.worker, ()):
-            killed = mark.kind in ("kill", "relief", "died") or mark.detail.endswith(" kill")
-            if killed and each.error:
-                return "its process died"
-            if mark.kind == "fault" and mark.detail.startswith("redis.") and not killed:
-                return "its call to Redis failed"
-        if self._paused(each):
-            return "its process paused"
-        if each.status == 500:
-            return "the view failed"
-        if "timed out" in each.error:
-            return "nobody knows what became of it"
-        if each.until - each.at - self._work(each) > self.timing.lease:
-            return "the machine had no time for it"
+            if mark.kind == "fault" and mark.detail.startswith("redis.") and not mark.detail.endswith(" kill"):
+                _, delay, seconds = mark.detail.partition(" delay ")
+                if not delay or float(seconds) > self.timing.lease:
+                    return mark
         return None
 
     def _work(self, each: Sent) -> float:
@@ -303,7 +368,8 @@ class _Case:
         lease = self.timing.lease
         details = [mark.detail for mark in self.by_worker.get(each.worker, ())]
         waits = lease * (("waits" in details) + ("waits after" in details))
-        delays = self.timing.long * any(detail.endswith(" delay") for detail in details)
+        delays = self.timing.long * any(" delay " in detail for detail in details)
+        delays += HOLD_S * any(detail.startswith("view.sent") for detail in details)
         provider = [
             mark.until - mark.at
             for mark in self.by_worker.get("", ())

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from .crew import Crew
 from .history import CHECK, History, Sent
 from .plan import Batch, Timing, Trial
-from .worker import PATHS, send
+from .worker import CAUSE, PATHS, send
 
 __all__ = ["Clients"]
 
@@ -134,6 +134,8 @@ class Clients:
                 code,
                 headers.get("Idempotent-Replayed") == "true",
                 None if waits is None else float(waits),
+                location=headers.get("Location", ""),
+                cause=headers.get(CAUSE, ""),
             )
         self._history.sent(trial.number, sent)
         return sent

@@ -11,7 +11,7 @@ import pytest
 from tests import servers
 from tests.provider import provider_process
 
-from .matrix import Cell, Hospital, Result, table
+from .matrix import Cell, Hospital, Result, repeated_too_often, table
 
 RESULTS: pytest.StashKey[list[Result]] = pytest.StashKey()
 
@@ -39,7 +39,10 @@ class Ward:
 
 @pytest.fixture(scope="module")
 def ward(request: pytest.FixtureRequest) -> Iterator[Ward]:
-    """Servers of its own: what other tests flush and empty meanwhile is not what is looked at here."""
+    """Servers of its own: what other tests flush and empty meanwhile is not what is looked at here.
+
+    It fails in the end where too many cells had to be repeated: each of them passed, perhaps by luck.
+    """
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     selected = [(params["cell"], params["database"]) for params in calls if isinstance(params.get("cell"), Cell)]
     results = request.config.stash.setdefault(RESULTS, [])
@@ -61,6 +64,8 @@ def ward(request: pytest.FixtureRequest) -> Iterator[Ward]:
         for cell, database in selected:
             ward.start(cell, database)
         yield ward
+    if often := repeated_too_often(results):
+        pytest.fail("\n".join(often), pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -50,6 +50,7 @@ class Crew:
         self._generations = [0] * size
         self._members = [self._born(slot) for slot in range(size)]
         self._over = threading.Event()
+        self._error: Exception | None = None
         self._looking = threading.Thread(target=self._look_after, daemon=True)
         self._looking.start()
 
@@ -71,11 +72,16 @@ class Crew:
                     self._members[slot] = self._born(slot)
 
     def close(self) -> None:
-        """All go home; what still runs there is for nobody."""
+        """All go home; what still runs there is for nobody.
+
+        :raises Exception: what kept the dead from being replaced.
+        """
         self._over.set()
         self._looking.join()
         for member in self._members:
             member.worker.kill()
+        if self._error is not None:
+            raise self._error
 
     def kill(self, slot: int) -> None:
         """SIGKILL, out of the blue."""
@@ -96,11 +102,14 @@ class Crew:
         return Member(f"w{slot}.{generation}", self._nursery.spawn(fault), fault)
 
     def _look_after(self) -> None:
-        while not self._is_over():
-            for slot in range(len(self._members)):
-                member = self.member(slot)
-                if not member.worker.alive():
-                    self._replace(slot, member)
+        try:
+            while not self._is_over():
+                for slot in range(len(self._members)):
+                    member = self.member(slot)
+                    if not member.worker.alive():
+                        self._replace(slot, member)
+        except Exception as error:
+            self._error = error
 
     def _is_over(self) -> bool:
         """After a short wait, which tells whether the machine has time for anybody: leases lapse where it has none."""
@@ -127,5 +136,7 @@ class Crew:
             self.history.mark("habit", worker=member.name, detail=fault["does"])
         met = member.worker.met() if "layer" in fault else None
         if met is not None:
-            self.history.mark("fault", worker=member.name, detail=f"{met} {fault.get('action', 'kill')}")
+            action = fault.get("action", "kill")
+            took = f" {fault['seconds']}" if action == "delay" else ""
+            self.history.mark("fault", worker=member.name, detail=f"{met} {action}{took}")
         return met is not None

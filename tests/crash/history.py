@@ -22,7 +22,7 @@ FINAL_REFUSALS = (404, 422)
 
 @dataclass(frozen=True)
 class Sent:
-    """A request, and its answer or what broke. Times are seconds since the epoch."""
+    """A request, and its answer or what broke. Times are seconds since the epoch. ``cause``: what the view raised."""
 
     party: int
     client: int
@@ -35,6 +35,8 @@ class Sent:
     replayed: bool = False
     retry_after: float | None = None
     error: str = ""
+    location: str = ""
+    cause: str = ""
 
     @property
     def told(self) -> bool:
@@ -60,7 +62,7 @@ class Sent:
         return json.loads(self.body)
 
     def __str__(self) -> str:
-        said = f"{self.status} {self.code}".strip() if self.status else self.error
+        said = f"{self.status} {self.code or self.cause}".strip() if self.status else self.error
         if self.told:
             said += f" {self.body[:120].decode(errors='replace').strip()}" + (" (replayed)" if self.replayed else "")
         return said

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "FILE_EVENTS",
     "SQL_EVENTS",
     "WEIGHTS",
     "Batch",
@@ -129,23 +130,29 @@ WEIGHTS: Mapping[str, int] = {
     "silence sql": 2,
     "pause sql": 2,
     "drop sql": 4,
+    "lock sql": 6,
     "provider drops": 10,
     "provider waits": 6,
     "provider errs": 4,
 }
 #: Those that need a wire to the database.
 SQL_EVENTS = frozenset({"cut sql", "break sql", "silence sql", "pause sql", "drop sql"})
+#: Those that need a database in a file.
+FILE_EVENTS = frozenset({"lock sql"})
 
 #: The calls of a store on each kind of route, and the points of the view, at which a worker's own fault can lie.
 CALLS: Mapping[str, Sequence[str]] = {
     "redis": ("claim",) * 3 + ("complete",) * 3 + ("renew", "release"),
     "transaction": ("claim",) * 3 + ("complete",) * 3 + ("judge", "release"),
     "intent": ("claim", "complete") * 2 + ("note", "first_use", "suspend", "settle_completed", "settle_retry", "renew"),
-    "saga": ("keep_steps",) * 4 + ("steps", "complete"),
-    "view": ("effect", "effect", "effect", "local", "answer", "look_up"),
+    "saga": ("keep_steps",) * 6 + ("steps", "complete"),
+    "view": ("effect", "effect", "effect", "sent", "sent", "local", "undo", "answer", "look_up"),
 }
-#: Those of them that come soon, and again.
-OFTEN = frozenset({"claim", "complete", "note", "first_use", "keep_steps", "effect", "local", "answer"})
+#: Those of them that come soon and again, and the last time at which they are met.
+OFTEN: Mapping[str, int] = {
+    **dict.fromkeys(("claim", "complete", "note", "first_use", "effect", "sent", "local", "answer"), 4),
+    "keep_steps": 10,
+}
 #: What a worker's view does besides, in every request, and how often. It waits for as long as a lease.
 HABITS: Mapping[str, int] = {
     "": 40,
@@ -203,18 +210,20 @@ def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], ti
 def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[str, Any]:
     """One call at which a worker dies, fails or takes its time."""
     kind = draw.choice([kind for kind in CALLS if kind in ("redis", "view") or kind in kinds])
-    layer = "intent" if kind == "saga" else kind
+    layer = "intent" if kind in ("saga", "rail") else kind
     at, when = draw.choice(CALLS[kind]), draw.choice(("before", "after"))
     action = draw.choices(("kill", "raise", "delay"), (6, 2, 2))[0]
     if at == "answer":
         when = "before"
+    if at == "sent":
+        action = "kill"
     if layer != "redis" and at == "complete" and action == "raise":
         action = "delay"  # a database tells of it in other words
     return {
         "layer": layer,
         "at": at,
         "when": when,
-        "n": draw.randint(1, 4) if at in OFTEN else 1,
+        "n": draw.randint(1, OFTEN[at]) if at in OFTEN else 1,
         "action": action,
         "seconds": draw.choice((0.2, timing.long)),
     }
@@ -257,7 +266,7 @@ def _event(draw: random.Random, at: float, kind: str, timing: Timing, slots: int
     when, match = draw.choice(("before", "after")), ""
     if kind == "pause":
         seconds = timing.lapse + draw.uniform(0.2, 0.6)
-    elif kind.startswith(("silence", "pause ", "fill")):
+    elif kind.startswith(("silence", "pause ", "fill", "lock")):
         seconds = draw.uniform(0.3, timing.lapse + 0.4)
     elif kind.startswith("delay"):
         seconds = draw.uniform(0.3, 1.0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Site:
     sql_wire: Proxy | None
     provider: ProviderClient
     config: Mapping[str, Any]
+    locks: list[sqlite3.Connection] = field(default_factory=list)
 
     def restart_redis(self) -> None:
         """Kill the server; another comes, and knows nothing."""
@@ -72,6 +74,16 @@ class Site:
                 with contextlib.suppress(sa.exc.SQLAlchemyError):  # it may have ended by itself
                     connection.exec_driver_sql(f"KILL {number:d}")
 
+    def lock_file(self) -> Callable[[], None]:
+        """Nobody else may write to SQLite's file, until what comes back is called."""
+        connection = sqlite3.connect(
+            str(self.engine.url.database), timeout=1, isolation_level=None, check_same_thread=False
+        )
+        with contextlib.suppress(sqlite3.OperationalError):  # a writer has it all the time
+            connection.execute("BEGIN IMMEDIATE")
+        self.locks.append(connection)
+        return connection.close
+
     def on_the_wire(self, what: str) -> bytes:
         """How requests of a kind look on the way to the database; nothing for all of them."""
         if what == "commit":
@@ -82,6 +94,8 @@ class Site:
         """All wires are whole, and the provider has no more bad days."""
         self.redis_wire.heal()
         self.make_room()
+        while self.locks:
+            self.locks.pop().close()
         if self.sql_wire is not None:
             self.sql_wire.heal()
         self.provider.control(faults=[])

@@ -1,6 +1,8 @@
 """7.1: every point at which a process can die has a stated recovery, and a cell that kills it there."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -22,29 +24,43 @@ from .matrix import (
 )
 from .worker import VIEW_POINTS
 
-#: The rows of the matrix in the docs, and the cells that they stand for: kind -> points.
-ROWS: dict[str, dict[str, str]] = {
-    "after the claim in Redis": dict.fromkeys(STORES, "redis.claim after"),
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+
+#: The rows of the table "Where a process can die" in the docs, and the cells that they stand for: kind -> points.
+ROWS: dict[str, dict[str, tuple[str, ...]]] = {
+    "after the claim in Redis": dict.fromkeys(STORES, ("redis.claim after",)),
     "after the claim in the database": {
-        "transaction": "transaction.claim after",
-        "intent": "intent.claim after",
+        "transaction": ("transaction.claim after",),
+        "intent": ("intent.claim after",),
     },
-    "in the view, before the effect": dict.fromkeys(STORES, "view.effect before"),
-    "after the effect": dict.fromkeys(STORES, "view.effect after"),
-    "before the answer is kept": {
-        "redis": "redis.complete before",
-        "transaction": "transaction.complete before",
-        "intent": "intent.complete before",
+    "in the view, before the effect": dict.fromkeys(STORES, ("view.effect before",)),
+    "after the effect, before the answer is kept": {
+        kind: ("view.effect after", f"{kind}.complete before") for kind in STORES
     },
+    "between two steps of a saga, or in one": {"saga": ("view.effect after", "intent.keep_steps after")},
+    "while a saga goes back": {"saga": ("intent.keep_steps before", "intent.keep_steps after")},
     "after the commit, before the copy in Redis": {
-        "transaction": "transaction.complete after",
-        "intent": "intent.complete after",
+        "transaction": ("transaction.complete after", "redis.complete before"),
+        "intent": ("intent.complete after", "redis.complete before"),
     },
-    "after the copy, before the answer goes out": dict.fromkeys(STORES, "view.answer before"),
-    "between two steps of a saga, or in one": {"saga": "intent.keep_steps after"},
-    "while a saga goes back": {"saga": "intent.keep_steps before"},
-    "in the reconciler": {"intent": "view.look_up before"},
+    "after the answer is kept, before it goes out": dict.fromkeys(
+        STORES, ("redis.complete after", "view.answer before")
+    ),
+    "in the reconciler": {"intent": ("view.look_up before", "view.look_up after")},
 }
+
+
+def rows_of_the_page() -> dict[str, set[str]]:
+    """The rows of the table, without links, and the columns that say something there."""
+    _, _, section = PAGE.read_text("utf-8").partition("\n## Where a process can die\n")
+    header, _, *rows = re.findall(r"^\|(.*)\|$", section.partition("\n## ")[0], re.M)
+    columns = [cell.strip(" `") for cell in header.split("|")][1:]
+    assert columns == ["Redis-only", "transaction", "intent"]
+    found = {}
+    for row in rows:
+        name, *cells = (cell.strip() for cell in re.sub(r"\[(.+?)\]\(.+?\)", r"\1", row).split("|"))
+        found[name] = {kind for kind, cell in zip(STORES, cells, strict=True) if cell != "–"}
+    return found
 
 
 @pytest.mark.timeout(400)
@@ -102,10 +118,18 @@ def test_every_point_in_a_view_has_its_cells() -> None:
     assert every == set(VIEW_POINTS)
 
 
+def test_the_rows_are_those_of_the_docs() -> None:
+    """Each row of the page has its points, for each kind of route that it says something of, and no other has any."""
+    ours = {row: {"intent" if kind == "saga" else kind for kind in kinds} for row, kinds in ROWS.items()}
+    assert rows_of_the_page() == ours
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_rows_of_the_docs(row: str) -> None:
-    for kind, point in ROWS[row].items():
-        assert [cell for cell in CELLS if cell.kind == kind and cell.point == point and cell.action == "kill"]
+    for kind, there in ROWS[row].items():
+        assert there
+        for point in there:
+            assert [cell for cell in CELLS if cell.kind == kind and cell.point == point and cell.action == "kill"]
 
 
 def test_the_store_away_at_completion() -> None:

@@ -86,7 +86,8 @@ def calm(trials: int, **options: object) -> Options:
 # -- each check by itself ----------------------------------------------------------------------------------------------
 
 OWNER = Party("ann", "t1", 0, (Client(), Client()))
-BODY = b'{"name": "t1", "entry": "tr_1", "charge": "ch_1", "began": 1.05}'
+BODY = b'{"run": "r1", "name": "t1", "entry": "tr_1", "charge": "ch_1", "began": 1.05}'
+IDS = {"transfers": "tr_1", "orders": "r1", "charges": "ch_1", "captures": "ch_1"}
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Story:
     def __post_init__(self) -> None:
         self.sent = [told(1.0), told(2.0, client=1, replayed=True), told(9.0, client=CHECK, replayed=True)]
         self.effects = [
-            Effect(operation, {"transfers": "tr_1", "charges": "ch_1"}.get(operation, "1"), "t1", 1.1, "provider's key")
+            Effect(operation, IDS[operation], "t1", 1.1, "provider's key")
             for operation in OPERATIONS[self.kind]
             if operation != "refunds"
         ]
@@ -128,7 +129,7 @@ class Story:
 
 
 def told(at: float, *, party: int = 0, client: int = 0, body: bytes = BODY, replayed: bool = False) -> Sent:
-    return Sent(party, client, "w0.1", at, at + 0.2, 201, body, replayed=replayed)
+    return Sent(party, client, "w0.1", at, at + 0.2, 201, body, replayed=replayed, location="/runs/r1")
 
 
 def refused(at: float, status: int, *, party: int = 0) -> Sent:
@@ -166,6 +167,10 @@ def no_effect(story: Story) -> None:
 
 def two_results(story: Story) -> None:
     story.sent.append(told(3.0, body=BODY.replace(b'"t1"', b'"t1" '), replayed=True))
+
+
+def another_effect(story: Story) -> None:
+    story.effects[-1] = replace(story.effects[-1], id="another")
 
 
 def two_firsts(story: Story) -> None:
@@ -210,6 +215,7 @@ def nobody_told(story: Story) -> None:
 LIES: dict[Callable[[Story], None], str] = {
     second_effect: "effects",
     no_effect: "of an effect that is not there",
+    another_effect: "of an effect that is not there",
     two_results: "different results were told",
     two_firsts: "more than one answer was told as the first",
     owner_404: "whose key it is, was refused",
@@ -239,6 +245,9 @@ def test_a_lie_is_found(kind, lie):
         ("intent", {"row": Row("in_progress", 2, "", 0, None)}, "the row is in_progress"),
         ("transaction", {"row": Row("succeeded", 1, "", 0, b"{}")}, "the row has another answer"),
         ("intent", {"copy": Copy("succeeded", True, b"{}", "full")}, "Redis has another answer"),
+        ("intent", {"copy": Copy("in_progress", False, b"", "")}, "Redis has in_progress, unconfirmed; the row is su"),
+        ("rail", {"copy": Copy("succeeded", False, BODY, "full")}, "Redis has succeeded, unconfirmed"),
+        ("saga", {"copy": Copy("failed", True, BODY, "full")}, "Redis has failed; the row is succeeded"),
         ("intent", {"payments": []}, "ch_1 has no local row"),
         ("intent", {"repeated": ("provider's key",)}, "ch_1 was sent again when it was done"),
         ("redis", {"copy": None}, "Redis has nothing"),
@@ -258,7 +267,9 @@ def saga_that_went_back() -> Story:
         Sent(0, 0, "w0.1", at, at + 0.2, 409, problem, "saga-rolled-back", replayed=at > 1) for at in (1.0, 2.0, 9.0)
     ]
     story.row, story.copy = Row("failed", 1, "", 0, problem), Copy("failed", True, problem, "full")
-    story.effects += [Effect("refunds", f"re_{number}", "t1", 1.15 + number / 100, str(number)) for number in (1, 2)]
+    story.effects += [
+        Effect("refunds", f"re_{step}", "t1", at, step, step=step) for at, step in ((1.16, "pay"), (1.17, "reserve"))
+    ]
     return story
 
 
@@ -273,6 +284,15 @@ def undone_in_vain(story: Story) -> None:
 def forward_again(story: Story) -> None:
     (first, second, *undone) = story.effects
     story.effects = [first, *undone, replace(second, at=1.5)]
+
+
+def undone_forward(story: Story) -> None:
+    *forward, pay, reserve = story.effects
+    story.effects = [*forward, replace(reserve, at=1.16), replace(pay, at=1.17)]
+
+
+def sent_again(story: Story) -> None:
+    story.repeated = ("pay",)
 
 
 def undone_for_one_alone(story: Story) -> None:
@@ -290,6 +310,8 @@ def declined_in_vain(story: Story) -> None:
         (no_second_undo, "effects of a saga that went back: {'transfers': 1, 'charges': 1, 'refunds': 1}"),
         (undone_in_vain, "the row is succeeded"),
         (forward_again, "a step was done when the saga had gone back"),
+        (undone_forward, "undone in the wrong order: ['reserve', 'pay']"),
+        (sent_again, "steps were sent again 1 times"),
         (undone_for_one_alone, "different results were told"),
         (declined_in_vain, "what was declined has come to its end"),
     ],
@@ -307,20 +329,78 @@ def test_a_saga_that_went_back(lie, expected):
     assert any(expected in finding for finding in story.findings()), story.findings()
 
 
-def test_a_step_that_was_sent_late():
-    """By a process that was paused in front of its call."""
+def test_a_step_that_was_on_its_way():
+    """For longer than a retry waits. And one call is sent again for each attempt."""
     story = saga_that_went_back()
     forward_again(story)
-    story.sent.append(Sent(0, 1, "w0.2", 0.9, 1.8, 409, b"{}", "lease-lost", retry_after=1))
-    story.marks.append(Mark("pause", 1.0, 1.4, "w0.2"))
+    story.effects[-1] = replace(story.effects[-1], late=0.4)
+    story.repeated = ("pay",)
+    story.row = replace(story.row, attempt=2)
     assert story.findings() == []
+
+
+@pytest.mark.parametrize(("late", "found"), [(0.0, True), (1.9, True), (2.1, False)])
+def test_a_rail_that_did_it_twice(late, found):
+    """What is on its way for longer than a look-up waits is found by none."""
+    story = Story("rail")
+    story.effects.append(replace(story.effects[0], id="ch_2", at=1.5, late=late))
+    assert story.findings() == (["2 effects"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "cause", "kind", "found"),
+    [
+        (500, "", "Told", "redis", False),
+        (500, "", "KeyError", "redis", True),
+        (500, "", "", "intent", True),
+        (503, "", "", "intent", True),
+        (503, "store-unavailable", "", "intent", False),
+        (409, "indeterminate", "", "rail", False),
+        (409, "indeterminate", "", "transaction", True),
+        (409, "in-progress", "", "transaction", False),
+    ],
+)
+def test_answers_need_a_cause(status, code, cause, kind, found):
+    story = Story(kind)
+    story.sent.append(Sent(0, 0, "w0.1", 0.5, 0.6, status, b"{}", code, retry_after=1, cause=cause))
+    assert bool(story.findings()) == found
+
+
+def test_a_session_that_could_not_be_closed():
+    """The server says 500 then, whatever the app answered."""
+    story = Story("intent", marks=[Mark("drop sql", 0.4, 0.4)])
+    story.sent.append(Sent(0, 0, "w0.1", 0.5, 0.6, 500))
+    assert story.findings() == []
+
+
+def test_one_mishap_excuses_one_run():
+    """And none that came to nothing before a result was told: that is kept."""
+    story = Story("redis")
+    story.sent.insert(0, Sent(0, 1, "w0.2", 0.5, 0.6, 500, cause="Told"))
+    story.effects.insert(0, Effect("transfers", "tr_0", "t1", 0.55))
+    assert story.judge().excuses == ["the view failed"]
+    story.effects.append(Effect("transfers", "tr_2", "t1", 1.15))
+    assert story.judge().excuses == ["the view failed", "no excuse"]
+    del story.effects[0]
+    story.effects[-1] = Effect("transfers", "tr_2", "t1", 5.0)
+    assert story.judge().excuses == ["no excuse"]
+    story.marks.append(Mark("flush", 4.0, 4.0))
+    assert story.judge().excuses == ["Redis forgot"]
+
+
+def test_another_answers_headers():
+    story = Story("transaction")
+    story.sent[1] = replace(story.sent[1], location="/runs/r2")
+    assert any("another answer's Location '/runs/r2'" in finding for finding in story.findings())
 
 
 def test_redis_alone_forgot():
     """Then the key may be a stranger's, who leaves what he likes."""
     story = replace(Story("redis"), copy=Copy("in_progress", False, b"", ""))
     assert story.findings() == ["Redis has in_progress"]
-    story.marks.append(Mark("flush", 1.9, 1.9))
+    story.marks.append(Mark("flush", 8.9, 8.9))
+    assert story.findings() == ["Redis has in_progress"]
+    story.marks.append(Mark("flush", 9.1, 9.1))
     assert story.findings() == []
 
 
@@ -340,6 +420,9 @@ def test_a_copy_without_its_body_is_right():
         (Mark("pause", 1.05, 2.8, "w0.2"), "", "its process paused"),
         (Mark("silence redis", 1.1, 1.9), None, "Redis was away"),
         (Mark("cut redis", 1.1, 1.1, detail="3 replies"), None, "Redis was away"),
+        (Mark("fault", 1.15, 1.15, "w0.2", "redis.renew after delay 1.3"), "", "its call to Redis failed"),
+        (Mark("fault", 1.15, 1.15, "w0.2", "redis.renew after delay 0.2"), "", None),
+        (Mark("kill", 1.15, 1.15, "w0.2"), "ConnectionRefusedError: refused", None),
         (Mark("cut redis", 1.1, 1.1, detail="1 replies"), None, None),
         (Mark("kill", 1.15, 1.15, "w0.3"), "ConnectionResetError", None),
         (Mark("drop sql", 1.15, 1.15), None, None),
@@ -352,7 +435,8 @@ def test_excuses_of_redis_alone(mark, broken, excuse):
     story.effects.append(Effect("transfers", "tr_2", "t1", 1.5))
     story.marks.append(mark)
     if broken is not None:
-        story.sent.append(Sent(0, 1, "w0.2", 1.0, 1.2, 0 if broken else 503, error=broken))
+        code = "" if broken else "store-unavailable"
+        story.sent.append(Sent(0, 1, "w0.2", 1.0, 1.2, 0 if broken else 503, code=code, error=broken))
     verdict = story.judge()
     assert verdict.excuses == [excuse or "no excuse"]
     assert [finding.what for finding in verdict.findings] == ([] if excuse else ["2 effects"])

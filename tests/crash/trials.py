@@ -26,7 +26,7 @@ from .checks import check, strays
 from .clients import Clients
 from .crew import Crew
 from .history import History, Mark
-from .plan import SQL_EVENTS, WEIGHTS, Batch, Timing, draw_batch, draw_fault
+from .plan import FILE_EVENTS, SQL_EVENTS, WEIGHTS, Batch, Timing, draw_batch, draw_fault
 from .report import Report, merged, timeline
 from .site import Site, site
 from .worker import KINDS, Nursery
@@ -155,12 +155,13 @@ def _pass_on(process: subprocess.Popen[str], tell: Callable[[str], None]) -> Non
 
 
 def _draw(place: Site, options: Options, number: int, trials: range) -> Batch:
+    absent = SQL_EVENTS if place.sql_wire is None else FILE_EVENTS
     return draw_batch(
         f"{options.seed}/{place.database}",
         number,
         trials,
         kinds=options.kinds,
-        events=[kind for kind in options.events if place.sql_wire is not None or kind not in SQL_EVENTS],
+        events=[kind for kind in options.events if kind not in absent],
         timing=options.timing,
         slots=options.workers,
         pause_s=options.pause_s,
@@ -195,6 +196,7 @@ def _run_batch(
             clients.stop()
     finally:
         crew.close()
+    place.provider.wait_idle()
     books = read_books(place)
     _note(report, place.database, batch, history, books, timing)
     report.faults["cut replies"] += _cuts(place) - cuts

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import http.client
 import itertools
@@ -34,7 +35,7 @@ from typing import Any
 import psycopg  # noqa: F401  imported before the forks, as the next is
 import pymysql  # noqa: F401
 import sqlalchemy as sa
-from flask import Flask, make_response, request
+from flask import Flask, g, got_request_exception, make_response, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped, mapped_column
@@ -56,10 +57,13 @@ from flask_idempotent.testing import FaultyStore
 from tests.provider import NoAnswer, ProviderClient, Refused
 
 __all__ = [
+    "CAUSE",
     "ENDPOINTS",
+    "HOLD_S",
     "KINDS",
     "OPERATIONS",
     "PATHS",
+    "RAIL_SETTLE_S",
     "SAGA_LEASES",
     "VIEW_POINTS",
     "Answer",
@@ -72,22 +76,44 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 KEY = "Idempotency-Key"
-#: What the kinds of routes are called, and where they are. A saga's is an ``intent`` route.
-PATHS = {"redis": "/tallies", "transaction": "/orders", "intent": "/charges", "saga": "/checkouts"}
+#: What the kinds of routes are called, and where they are. A rail's and a saga's are ``intent`` routes; a rail
+#: recognises nothing that it has done before, though the route takes it for a provider that does.
+PATHS = {
+    "redis": "/tallies",
+    "transaction": "/orders",
+    "intent": "/charges",
+    "rail": "/payouts",
+    "saga": "/checkouts",
+}
 KINDS = tuple(PATHS)
-ENDPOINTS = {"redis": "tally", "transaction": "take_order", "intent": "take_charge", "saga": "check_out"}
+ENDPOINTS = {
+    "redis": "tally",
+    "transaction": "take_order",
+    "intent": "take_charge",
+    "rail": "pay_out",
+    "saga": "check_out",
+}
 #: What they do, at the provider and in the database.
 OPERATIONS = {
     "redis": ("transfers",),
     "transaction": ("orders",),
     "intent": ("charges",),
+    "rail": ("captures",),
     "saga": ("transfers", "charges", "refunds"),
 }
 #: A saga's lease, in leases of the others: it notes many things one after another.
 SAGA_LEASES = 3
-#: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, before the answer
-#: goes out (it is kept by then), and around the reconciler's look-up.
-VIEW_POINTS = ("effect", "local", "answer", "look_up")
+#: Seconds after which a look-up at a rail is believed: longer than any call is on its way.
+RAIL_SETTLE_S = 2.0
+#: A call that is on its way when its process dies: it lands so many seconds after it was sent, and that dies after
+#: so many.
+HOLD_S, DYING_S = 1.0, 0.1
+#: The header that says what a view raised.
+CAUSE = "X-Cause"
+#: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, around what undoes a
+#: saga's step, before the answer goes out (it is kept by then), and around the reconciler's look-up. ("sent" is one
+#: more, for `Faults.hold`.)
+VIEW_POINTS = ("effect", "local", "undo", "answer", "look_up")
 #: What a worker notes whose view stops it.
 STOPPED = "view.stopped now"
 #: What one notes that was too slow to keep its lease.
@@ -96,11 +122,17 @@ LOST = "view.lost its lease"
 WAIT_S = 60.0
 
 BANK = Provider("bank", window=86_400, max_length=64)
+#: It takes a key, and does what it is told each time: nothing but look-ups keeps it from doing so twice.
+RAIL = Provider("rail", window=86_400, max_length=64)
 #: Settings of the workers, unless the config says otherwise.
 DEFAULTS = {"LEASE": 0.8, "SKEW": 0.1, "SETTLE_AFTER": 0.2, "RATE_LIMIT": None}
 
 
 # -- the app -------------------------------------------------------------------------------------------------------
+
+
+class Told(Exception):
+    """An error that a view was told to have."""
 
 
 class Faults:
@@ -114,9 +146,9 @@ class Faults:
 
     def does(self, what: str) -> bool:
         """What the view does besides, one or a list: ``"waits"``, ``"stops"`` (its whole process, until it is resumed),
-        ``"gives back"``, ``"fails early"`` before the effect, ``"declines"`` the second step of a saga; ``"commits"``
-        (ends the transaction around it), ``"fails"``, ``"waits after"`` behind it; the reconciler ``"is unsure"``. It
-        waits for as long as a lease."""
+        ``"renews"``, ``"gives back"``, ``"fails early"`` before the effect, ``"declines"`` the second step of a saga;
+        ``"commits"`` (ends the transaction around it), ``"fails"``, ``"waits after"`` behind it; the reconciler
+        ``"is unsure"``. It waits for as long as a lease."""
         said = self.fault.get("does", ())
         return what in ([said] if isinstance(said, str) else said)
 
@@ -144,8 +176,20 @@ class Faults:
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if action == "raise":
-            raise RuntimeError(f"the view failed {when} {at}, as it was told to")
+            raise Told(f"{when} {at}")
         time.sleep(fault.get("seconds", 0))
+
+    def hold(self) -> float:
+        """For how many seconds the provider holds the next call, while this process dies."""
+        if (self.fault.get("layer"), self.fault.get("at")) != ("view", "sent"):
+            return 0.0
+        with self._counting:
+            self._calls += 1
+            if self._calls != self.fault.get("n", 1):
+                return 0.0
+        self.note("view", "sent", "now")
+        threading.Timer(DYING_S, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return HOLD_S
 
     def _arguments(self, *required: str) -> dict[str, Any]:
         known = (*required, "action", "seconds")
@@ -190,36 +234,42 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     app.extensions["crash"] = db
 
     def begin() -> dict[str, Any]:
-        """What is asked for, and when its run began: the key is its own by then."""
-        asked = {**request.get_json(), "began": time.time()}
+        """What is asked for, the run's name, and when it began: the key is its own by then."""
+        asked = {**request.get_json(), "run": str(uuid.uuid4()), "began": time.time()}
         if faults.does("waits"):
             time.sleep(lease_s)
         if faults.does("stops"):
             faults.note("view", "stopped", "now")
             # To this thread: it goes on for a while where another one has to take the signal first.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        if faults.does("renews"):
+            current_idempotency.renew()
         if faults.does("gives back"):
             raise NothingHappened(make_response({"code": "nothing happened"}, 503))
         if faults.does("fails early"):
-            raise RuntimeError("the view failed before its effect, as it was told to")
+            raise Told("before the effect")
         return asked
 
     def end(asked: dict[str, Any], **done: Any) -> Any:
         """Every answer is that of one run alone."""
         if faults.does("fails"):
-            raise RuntimeError("the view failed after its effect, as it was told to")
+            raise Told("after the effect")
         if faults.does("waits after"):
             time.sleep(lease_s)
-        told = {"run": str(uuid.uuid4()), "name": asked["name"], "began": asked["began"]}
-        return {**told, "pad": "x" * asked.get("pad", 0), **done}, 201
+        told = {name: asked[name] for name in ("run", "name", "began")}
+        return {**told, "pad": "x" * asked.get("pad", 0), **done}, 201, {"Location": f"/runs/{asked['run']}"}
+
+    def act(operation: str, **parameters: Any) -> dict[str, Any]:
+        done = bank.act(operation, hold=faults.hold(), **parameters)
+        faults.pass_by("effect", "after")
+        return done
 
     @app.post(PATHS["redis"])
     @idempotent
     def tally() -> Any:
         asked = begin()
         faults.pass_by("effect", "before")
-        done = bank.act("transfers", reference=asked["name"])  # without a key: a second one is seen
-        faults.pass_by("effect", "after")
+        done = act("transfers", reference=asked["name"])  # without a key: a second one is seen
         return end(asked, entry=done["id"])
 
     @app.post(PATHS["transaction"])
@@ -227,7 +277,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
     def take_order() -> Any:
         asked = begin()
         faults.pass_by("effect", "before")
-        db.session.add(order(name=asked["name"]))
+        db.session.add(order(name=asked["name"], run=asked["run"]))
         db.session.flush()
         faults.pass_by("effect", "after")
         if faults.does("commits"):
@@ -260,8 +310,7 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         asked = begin()
         faults.pass_by("effect", "before")
         key = current_idempotency.provider_key()
-        done = bank.charge(100, key=key, reference=asked["name"])
-        faults.pass_by("effect", "after")
+        done = act("charges", key=key, amount=100, reference=asked["name"])
         note_payment(done["id"])
         return end(asked, charge=done["id"])
 
@@ -279,25 +328,48 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
             {"run": f"looked up {uuid.uuid4()}", "charge": found["id"], "name": orphan.context["name"]}, 201
         )
 
+    @app.post(PATHS["rail"])
+    @idempotent(durable="intent", provider=RAIL, settle_after=RAIL_SETTLE_S)
+    def pay_out() -> Any:
+        current_idempotency.remember(name=request.get_json()["name"])
+        asked = begin()
+        faults.pass_by("effect", "before")
+        key = current_idempotency.provider_key()
+        return end(asked, charge=act("captures", sent=key, reference=asked["name"])["id"])
+
+    @pay_out.reconciler
+    def find(orphan: Orphan) -> Settlement:
+        if faults.does("is unsure"):
+            return Settlement.pending()
+        faults.pass_by("look_up", "before")
+        name = orphan.context.get("name")
+        found = bank.done_for(name, "captures") if name else []
+        faults.pass_by("look_up", "after")
+        if not found:
+            return Settlement.retry()
+        return Settlement.completed({"run": f"looked up {uuid.uuid4()}", "charge": found[0]["id"], "name": name}, 201)
+
     checkout = Saga("checkout")
 
     def call(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
         try:
-            return bank.act(operation, key=key, **parameters)
+            return bank.act(operation, key=key, hold=faults.hold(), **parameters)
         except (NoAnswer, Refused) as error:
             raise TransientStepError(str(error)) from error  # this bank refuses nobody for good
 
-    def undo(state: dict[str, Any], key: str) -> None:
-        call("refunds", key, reference=state["name"])
+    def undo(state: dict[str, Any], key: str, step: str) -> None:
+        faults.pass_by("undo", "before")
+        call("refunds", key, reference=state["name"], step=step)
+        faults.pass_by("undo", "after")
 
-    @checkout.step(compensate=undo)
+    @checkout.step(compensate=functools.partial(undo, step="reserve"))
     def reserve(state: dict[str, Any], key: str) -> None:
         call("transfers", key, reference=state["name"])
 
-    @checkout.step(compensate=undo)
+    @checkout.step(compensate=functools.partial(undo, step="pay"))
     def pay(state: dict[str, Any], key: str) -> dict[str, Any]:
         if state["declined"] or faults.does("declines"):
-            raise RuntimeError("declined")
+            raise Told("declined")
         faults.pass_by("effect", "before")
         done = call("charges", key, amount=100, reference=state["name"])
         faults.pass_by("effect", "after")
@@ -320,6 +392,17 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
             faults.pass_by("answer", "before")
         return response
 
+    def note_cause(app: Flask, exception: BaseException, **_: Any) -> None:
+        g.cause = type(exception).__name__
+
+    got_request_exception.connect(note_cause, app, weak=False)
+
+    @app.after_request
+    def tell_cause(response: Any) -> Any:
+        if response.status_code == 500:
+            response.headers[CAUSE] = g.get("cause", "")
+        return response
+
     faults.install(app)
     return app
 
@@ -329,6 +412,7 @@ def _models(db: SQLAlchemy) -> tuple[Any, Any]:
         __tablename__ = "orders"
         id: Mapped[int] = mapped_column(primary_key=True)
         name: Mapped[str] = mapped_column(sa.String(80))
+        run: Mapped[str] = mapped_column(sa.String(40))
 
     class Payment(db.Model):  # type: ignore[name-defined, misc]
         __tablename__ = "payments"

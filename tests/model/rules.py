@@ -33,6 +33,7 @@ RULES: dict[str, Rule] = {
             "the end compares the token",
             "the end of an attempt compares the token",
             "a release compares the token",
+            "suspending compares the token",
             "a renewal compares the token",
             "a note compares the token",
             "a saga's row compares the token",
@@ -304,7 +305,12 @@ RULES: dict[str, Rule] = {
     "one_reconciler": Rule(
         "`intent`: one reconciler at a time; its lease is the row's.",
         "stores/statements.py, stores/intent.py",
-        sql=("one reconciler at a time", "a verdict compares its holder"),
+        sql=(
+            "one reconciler at a time",
+            "a verdict that it happened compares its holder",
+            "a verdict that it did not happen compares its holder",
+            "putting a look-up off compares its holder",
+        ),
     ),
     "transient_ind": Rule(
         "`intent`: once the view has started, an answer that is not kept makes the outcome unknown.",

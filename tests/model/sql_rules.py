@@ -81,6 +81,7 @@ _TO_TAKE = "lapsed = keys.c.locked_until + "
 _SKEW = 'bindparam("skew_ms", type_=keys.c.locked_until.type)'
 _FINISH_ATTEMPT = "where(*this, token, attempt, keys.c.status.in_(unfinished)).values(ended)"
 _RELEASE = ".where(*this, token, attempt, keys.c.status.in_(unfinished[:2]))"
+_BY_HOLDER = ".where(*seen, unknown, mine)"
 _HELD = "(keys.c.claim_token.in_(tokens) & open_)"
 _SCREEN = "if not (_equal(row.principal, claim.principal) and _equal(row.binding, claim.binding)):"
 
@@ -107,6 +108,9 @@ SWITCHES: dict[str, Switch] = {
     ),
     "a release compares the token": _off(*_LEASED, _RELEASE, _RELEASE.replace("token,", f"{_TOKEN},")),
     "a release compares the state": _off(*_LEASED, _RELEASE, ".where(*this, token, attempt)"),
+    "suspending compares the token": _off(
+        *_LEASED, ".where(*this, token, attempt, open_)", f".where(*this, {_TOKEN}, attempt, open_)"
+    ),
     "suspending compares the state": _off(
         *_LEASED, ".where(*this, token, attempt, open_)", ".where(*this, token, attempt)"
     ),
@@ -168,8 +172,14 @@ SWITCHES: dict[str, Switch] = {
         'seen = (*this, keys.c.lock_version == bindparam("p_version"))',
         'seen = (*this, bindparam("p_version", type_=keys.c.lock_version.type) > 0)',
     ),
-    "a verdict compares its holder": _off(
-        *_LEASED, 'mine = keys.c.settle_token == bindparam("p_token")', f"mine = {_TOKEN}"
+    "a verdict that it happened compares its holder": _off(
+        *_LEASED, f"{_BY_HOLDER}.values(ended)", f"{_BY_HOLDER.replace('mine', _TOKEN)}.values(ended)"
+    ),
+    "a verdict that it did not happen compares its holder": _off(
+        *_LEASED, f"{_BY_HOLDER}.values(running)", f"{_BY_HOLDER.replace('mine', _TOKEN)}.values(running)"
+    ),
+    "putting a look-up off compares its holder": _off(
+        *_LEASED, f"{_BY_HOLDER}\n", f"{_BY_HOLDER.replace('mine', _TOKEN)}\n"
     ),
     "a re-claim compares the state": _off(
         *_LEASED,

@@ -104,6 +104,16 @@ def what_is_finished_is_not_given_back(bench: Bench) -> None:
     assert bench.row().status == "succeeded"
 
 
+@of("suspending compares the token")
+def another_token_suspends_nothing(bench: Bench) -> None:
+    """The row was deleted and claimed anew, and the first claim's end comes late. Both are attempt 1."""
+    late = bench.running("t1")
+    bench.forget()
+    bench.running("t2")
+    bench.intent.suspend(late, reason="")
+    assert bench.row().status == "in_progress"
+
+
 @of("suspending compares the state")
 def what_is_finished_is_not_suspended(bench: Bench) -> None:
     claim = bench.running()
@@ -232,12 +242,31 @@ def a_verdict_on_a_row_that_moved_is_none(bench: Bench) -> None:
     assert bench.row().status == "indeterminate"
 
 
-@of("a verdict compares its holder")
-def a_verdict_by_another_is_none(bench: Bench) -> None:
+@of("a verdict that it happened compares its holder")
+def another_does_not_say_that_it_happened(bench: Bench) -> None:
+    bench.lapsed()
+    _, orphan = bench.taken_over()
+    claim = bench.leased("t3")
+    assert bench.intent.settle_completed(claim, orphan, Completion(claim, State.SUCCEEDED, OTHER)) is None
+    assert bench.row().status == "indeterminate"
+
+
+@of("a verdict that it did not happen compares its holder")
+def another_does_not_say_that_it_did_not_happen(bench: Bench) -> None:
     bench.lapsed()
     _, orphan = bench.taken_over()
     assert bench.intent.settle_retry(bench.leased("t3"), orphan) is None
     assert bench.row().status == "indeterminate"
+
+
+@of("putting a look-up off compares its holder")
+def a_look_up_that_is_put_off_twice_counts_once(bench: Bench) -> None:
+    """The reply to the first sending was lost."""
+    bench.lapsed()
+    claim, orphan = bench.taken_over()
+    for _ in range(2):
+        bench.intent.settle_later(claim, orphan, pause_ms=0, reason="")
+    assert bench.row().settle_tries == 1
 
 
 @of("a re-claim compares the state")

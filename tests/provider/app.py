@@ -1,7 +1,8 @@
 """The provider's HTTP interface, and how a test misuses it.
 
 ``POST /charges`` (or ``/refunds``, ``/captures``, ``/transfers``) with a JSON object does something, and deduplicates
-by the header ``Idempotency-Key``. ``GET /charges?key=…`` or ``?reference=…`` is the search. ``/control`` and
+by the header ``Idempotency-Key``. ``X-Sent-At`` is noted; ``X-Hold`` keeps
+the request on its way for so many seconds. ``GET /charges?key=…`` or ``?reference=…`` is the search. ``/control`` and
 ``/ledger`` belong to the tests.
 """
 
@@ -83,6 +84,7 @@ def create_app(ledger: Ledger | None = None) -> Flask:
         if entry is not None:
             call["outcome"] = "repeated"
             return _result(entry, repeated=True)
+        time.sleep(float(request.headers.get("X-Hold", 0)))
         fault = faults.next()
         if fault is not None and fault.when == "before":
             spoilt = _spoil(fault)
@@ -90,7 +92,7 @@ def create_app(ledger: Ledger | None = None) -> Flask:
                 ledger.drop(key)
                 call["outcome"] = "came to nothing"
                 return spoilt
-        entry = ledger.apply(operation, key, parameters)
+        entry = ledger.apply(operation, key, parameters, request.headers.get("X-Sent-At", type=float))
         call["outcome"] = "done"
         if fault is not None and fault.when == "after":
             spoilt = _spoil(fault)

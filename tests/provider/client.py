@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -39,13 +40,16 @@ class ProviderClient:
 
     # -- for the app ---------------------------------------------------------------------------------------------------
 
-    def act(self, operation: str, *, key: str = "", **parameters: object) -> dict[str, Any]:
+    def act(self, operation: str, *, key: str = "", hold: float = 0.0, **parameters: object) -> dict[str, Any]:
         """Do something: ``charges``, ``refunds``, ``captures`` or ``transfers``.
 
+        :param hold: seconds for which it is on its way.
         :raises NoAnswer: it may have been done.
         :raises Refused: the provider's error.
         """
-        headers = {"Idempotency-Key": key} if key else {}
+        headers = {"X-Sent-At": repr(time.time()), "X-Hold": repr(hold)}
+        if key:
+            headers["Idempotency-Key"] = key
         done: dict[str, Any] = self._send("POST", f"/{operation}", parameters, headers)
         return done
 
@@ -86,6 +90,15 @@ class ProviderClient:
         """Every request that was received, with its key and what became of it."""
         calls: list[dict[str, Any]] = self._send("GET", "/ledger")["calls"]
         return calls
+
+    def wait_idle(self) -> None:
+        """Until nothing is on its way: not from a process that has been killed either."""
+        while any(call["outcome"] == "began" for _ in range(2) for call in self._calls_soon()):
+            pass
+
+    def _calls_soon(self) -> list[dict[str, Any]]:
+        time.sleep(0.05)
+        return self.calls()
 
     def reset(self) -> None:
         self._send("DELETE", "/ledger")

@@ -21,13 +21,15 @@ class KeyInUse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that was done, once and for good. ``at`` is in seconds by the provider's clock."""
+    """Something that was done, once and for good. ``at`` is in seconds by the provider's clock, ``sent_at`` by the
+    caller's, where it said so."""
 
     id: str
     operation: str
     key: str
     parameters: dict[str, object]
     at: float
+    sent_at: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), **self.parameters}
@@ -98,10 +100,10 @@ class Ledger:
             self._keys[key] = _Memory(operation, parameters, self.now())
             return None
 
-    def apply(self, operation: str, key: str, parameters: dict[str, object]) -> Entry:
+    def apply(self, operation: str, key: str, parameters: dict[str, object], sent_at: float | None = None) -> Entry:
         """Do it."""
         with self._lock:
-            entry = Entry(f"{operation[:2]}_{next(self._numbers)}", operation, key, parameters, self.now())
+            entry = Entry(f"{operation[:2]}_{next(self._numbers)}", operation, key, parameters, self.now(), sent_at)
             self.entries.append(entry)
             if key in self._keys:
                 self._keys[key].entry = entry

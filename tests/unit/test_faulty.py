@@ -213,11 +213,16 @@ def test_kill_is_what_it_does_unless_told(notes, monkeypatch):
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Flask:
+def redis() -> fakeredis.FakeRedis:
+    return fakeredis.FakeRedis(version=(7, 0))
+
+
+@pytest.fixture
+def app(tmp_path: Path, redis: fakeredis.FakeRedis) -> Flask:
     app = kit.bare_app("redis://127.0.0.1:1", SKEW=2)
     app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path / 'shop.sqlite'}"
     db = SQLAlchemy(app)
-    idem = Idempotent(app, db=db, redis=fakeredis.FakeRedis(version=(7, 0)))
+    idem = Idempotent(app, db=db, redis=redis)
     idem.principal_loader(lambda: "ann")
     for kind in ("redis", "transaction", "intent"):
 
@@ -283,6 +288,51 @@ def test_an_answer_that_may_not_be_committed_is_not_given(app, post):
         faulty = FaultyStore(object.__new__(store), at="complete", action="raise")
         with pytest.raises(NotCommitted):
             faulty.complete(None)
+
+
+def take_orders(app: Flask, layer: str) -> Callable[[], int]:
+    """Have the route of that layer place orders; what is given counts them: the rows of a ``transaction`` route, what
+    an ``intent`` route did outside."""
+    db, outside = app.extensions["sqlalchemy"], []
+    orders = db.Table("orders", db.Column("id", db.Integer, primary_key=True))
+
+    def view() -> tuple[dict[str, str], int]:
+        if layer == "transaction":
+            db.session.execute(orders.insert())
+            db.session.commit()
+        else:
+            outside.append("order")
+        return {}, 201
+
+    def count() -> int:
+        with app.app_context(), db.engine.connect() as connection:
+            return len(outside) + len(connection.execute(orders.select()).all())
+
+    with app.app_context():
+        db.create_all()
+    manual = {"recovery": "manual"} if layer == "intent" else {}
+    app.view_functions[layer] = idempotent(durable=layer, **manual)(view)
+    return count
+
+
+BREAKS, WAITS = {"at": "complete", "action": "raise"}, {"at": "judge", "n": 99, "action": "delay"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("faults", [(WAITS, BREAKS), (BREAKS, WAITS)], ids=["breaks in front", "waits in front"])
+@pytest.mark.parametrize(("layer", "told"), [("transaction", 503), ("intent", 409)])
+def test_behind_another_fault_it_knows_its_store(app, redis, post, layer, told, faults, when):
+    """Nobody is told that an order was placed where its answer is not kept."""
+    count = take_orders(app, layer)
+    for fault in faults:
+        FaultyStore.within(app, layer, when=when, **fault)
+    key = kit.new_key()
+    assert post(layer, key) == told
+    kept = when == "after"
+    assert count() == (1 if kept or layer == "intent" else 0)
+    redis.flushall()  # else it would say for a while that the first one runs
+    assert post(layer, key) == (201 if kept or layer == "transaction" else 409)
+    assert count() == 1
 
 
 @pytest.mark.parametrize(("at", "when"), [("claim", "after"), ("complete", "before"), ("release", "before")])
