@@ -47,6 +47,8 @@ class Crew:
         #: Held by who puts another worker in a place.
         self._lock = threading.Lock()
         self._ended: set[str] = set()
+        #: When those that stop in their views go on.
+        self._wakes: dict[str, float] = {}
         self._generations = [0] * size
         self._members = [self._born(slot) for slot in range(size)]
         self._over = threading.Event()
@@ -108,8 +110,21 @@ class Crew:
                     member = self.member(slot)
                     if not member.worker.alive():
                         self._replace(slot, member)
+                    elif (member.fault or {}).get("action") == "stop":
+                        self._wake(member)
         except Exception as error:
             self._error = error
+
+    def _wake(self, member: Member) -> None:
+        """Resume one that has stopped in its view, when its time is over."""
+        assert member.fault is not None
+        seconds = member.fault["seconds"]
+        if member.name in self._wakes:
+            if time.monotonic() >= self._wakes[member.name]:
+                member.worker.resume()
+        elif member.worker.met() is not None:
+            self._wakes[member.name] = time.monotonic() + seconds
+            self.history.mark("pause", worker=member.name, seconds=seconds)
 
     def _is_over(self) -> bool:
         """After a short wait, which tells whether the machine has time for anybody: leases lapse where it has none."""

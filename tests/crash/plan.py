@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from .worker import RAIL_SETTLE_S
 
 __all__ = [
     "FILE_EVENTS",
@@ -140,17 +142,28 @@ SQL_EVENTS = frozenset({"cut sql", "break sql", "silence sql", "pause sql", "dro
 #: Those that need a database in a file.
 FILE_EVENTS = frozenset({"lock sql"})
 
-#: The calls of a store on each kind of route, and the points of the view, at which a worker's own fault can lie.
-CALLS: Mapping[str, Sequence[str]] = {
-    "redis": ("claim",) * 3 + ("complete",) * 3 + ("renew", "release"),
-    "transaction": ("claim",) * 3 + ("complete",) * 3 + ("judge", "release"),
-    "intent": ("claim", "complete") * 2 + ("note", "first_use", "suspend", "settle_completed", "settle_retry", "renew"),
-    "saga": ("keep_steps",) * 6 + ("steps", "complete"),
-    "view": ("effect", "effect", "effect", "sent", "sent", "local", "undo", "answer", "look_up"),
+#: Where a worker's own fault can lie, on each kind of route and on all: a layer, and a call of it.
+POINTS: Mapping[str, Sequence[str]] = {
+    "": ("redis.claim",) * 3
+    + ("redis.complete",) * 3
+    + ("redis.renew", "redis.release")
+    + ("view.effect",) * 5
+    + ("view.begin", "view.local", "view.answer") * 2,
+    "redis": ("redis.claim", "redis.complete", "redis.renew", "redis.release", "view.effect"),
+    "transaction": ("transaction.claim", "transaction.complete") * 3 + ("transaction.judge", "transaction.release"),
+    "intent": (
+        *("intent.claim", "intent.complete", "view.look_up") * 2,
+        *("intent.note", "intent.first_use", "intent.suspend", "intent.renew", "view.sent"),
+        *("intent.settle_completed", "intent.settle_retry"),
+    ),
+    "rail": ("view.sent",) * 4 + ("view.look_up", "intent.complete", "intent.suspend", "intent.settle_retry"),
+    "saga": ("intent.keep_steps",) * 6 + ("view.undo",) * 4 + ("intent.steps", "intent.complete", "view.sent"),
 }
 #: Those of them that come soon and again, and the last time at which they are met.
 OFTEN: Mapping[str, int] = {
-    **dict.fromkeys(("claim", "complete", "note", "first_use", "effect", "sent", "local", "answer"), 4),
+    **dict.fromkeys(
+        ("claim", "complete", "begin", "note", "first_use", "effect", "sent", "undo", "local", "answer"), 4
+    ),
     "keep_steps": 10,
 }
 #: What a worker's view does besides, in every request, and how often. It waits for as long as a lease.
@@ -195,7 +208,7 @@ def draw_batch(
     )
 
 
-def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], timing: Timing) -> dict[str, Any] | None:
+def draw_fault(seed: str, slot: int, generation: int, kinds: Sequence[str], timing: Timing) -> dict[str, Any] | None:
     """The fault that the worker of this number is born with; some have none."""
     draw = random.Random(f"{seed}/worker {slot}.{generation}")
     fault: dict[str, Any] = {}
@@ -207,16 +220,18 @@ def draw_fault(seed: str, slot: int, generation: int, kinds: Collection[str], ti
     return fault or None
 
 
-def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[str, Any]:
+def _point(draw: random.Random, kinds: Sequence[str], timing: Timing) -> dict[str, Any]:
     """One call at which a worker dies, fails or takes its time."""
-    kind = draw.choice([kind for kind in CALLS if kind in ("redis", "view") or kind in kinds])
-    layer = "intent" if kind in ("saga", "rail") else kind
-    at, when = draw.choice(CALLS[kind]), draw.choice(("before", "after"))
+    kind = draw.choice(("", *kinds))
+    layer, _, at = draw.choice(POINTS[kind]).partition(".")
+    when = draw.choice(("before", "after"))
     action = draw.choices(("kill", "raise", "delay"), (6, 2, 2))[0]
     if at == "answer":
         when = "before"
     if at == "sent":
         action = "kill"
+    if at == "begin":
+        when, action = "after", "stop"
     if layer != "redis" and at == "complete" and action == "raise":
         action = "delay"  # a database tells of it in other words
     return {
@@ -225,7 +240,7 @@ def _point(draw: random.Random, kinds: Collection[str], timing: Timing) -> dict[
         "when": when,
         "n": draw.randint(1, OFTEN[at]) if at in OFTEN else 1,
         "action": action,
-        "seconds": draw.choice((0.2, timing.long)),
+        "seconds": draw.choice((timing.long, timing.long + RAIL_SETTLE_S) if action == "stop" else (0.2, timing.long)),
     }
 
 
@@ -265,7 +280,7 @@ def _event(draw: random.Random, at: float, kind: str, timing: Timing, slots: int
     slot, seconds, times = draw.randrange(slots), 0.0, 1
     when, match = draw.choice(("before", "after")), ""
     if kind == "pause":
-        seconds = timing.lapse + draw.uniform(0.2, 0.6)
+        seconds = timing.lapse + draw.choice((0.0, 0.0, RAIL_SETTLE_S)) + draw.uniform(0.2, 0.6)
     elif kind.startswith(("silence", "pause ", "fill", "lock")):
         seconds = draw.uniform(0.3, timing.lapse + 0.4)
     elif kind.startswith("delay"):

@@ -20,6 +20,7 @@ from .matrix import (
     missing,
     plan,
     points,
+    repeated_too_often,
     table,
 )
 from .worker import VIEW_POINTS
@@ -163,3 +164,14 @@ def test_what_did_not_run_is_told() -> None:
     (line,) = [line for line in table([ran]).splitlines() if line.startswith(cell.point)]
     assert line.count("NOT RUN") == len(DATABASES) - 1
     assert "7 ledger 0→1" in line
+
+
+@pytest.mark.parametrize(("repeated", "of", "found"), [(4, 10, False), (5, 10, True), (5, 100, False), (11, 100, True)])
+def test_cells_that_are_tried_again_and_again(repeated: int, of: int, found: bool) -> None:
+    results = [
+        Result(cell, "mariadb", disturbed=["its lease was lost"] if number < repeated else [])
+        for number, cell in zip(range(of), CELLS, strict=False)
+    ]
+    assert len(results) == of
+    assert bool(repeated_too_often(results)) == found
+    assert f"of {repeated} cells" in table(results)

@@ -107,12 +107,12 @@ SAGA_LEASES = 3
 RAIL_SETTLE_S = 2.0
 #: A call that is on its way when its process dies: it lands so many seconds after it was sent, and that dies after
 #: so many.
-HOLD_S, DYING_S = 1.0, 0.1
+HOLD_S, DYING_S = 1.8, 0.1
 #: The header that says what a view raised.
 CAUSE = "X-Cause"
 #: Where a fault of the layer "view" can be: around the effect, around the local row of a charge, around what undoes a
-#: saga's step, before the answer goes out (it is kept by then), and around the reconciler's look-up. ("sent" is one
-#: more, for `Faults.hold`.)
+#: saga's step, before the answer goes out (it is kept by then), and around the reconciler's look-up. (There are two
+#: more, for random crashes: "begin", where a view has just begun, and "sent", for `Faults.hold`.)
 VIEW_POINTS = ("effect", "local", "undo", "answer", "look_up")
 #: What a worker notes whose view stops it.
 STOPPED = "view.stopped now"
@@ -177,7 +177,14 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
         if action == "raise":
             raise Told(f"{when} {at}")
+        if action == "stop":
+            self.stop()
         time.sleep(fault.get("seconds", 0))
+
+    def stop(self) -> None:
+        """The whole process, until somebody resumes it. The signal is for this thread: it would go on for a while where
+        another one has to take it first."""
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     def hold(self) -> float:
         """For how many seconds the provider holds the next call, while this process dies."""
@@ -238,10 +245,10 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         asked = {**request.get_json(), "run": str(uuid.uuid4()), "began": time.time()}
         if faults.does("waits"):
             time.sleep(lease_s)
+        faults.pass_by("begin", "after")
         if faults.does("stops"):
             faults.note("view", "stopped", "now")
-            # To this thread: it goes on for a while where another one has to take the signal first.
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            faults.stop()
         if faults.does("renews"):
             current_idempotency.renew()
         if faults.does("gives back"):
