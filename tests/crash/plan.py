@@ -156,7 +156,8 @@ POINTS: Mapping[str, Sequence[str]] = {
         *("intent.note", "intent.first_use", "intent.suspend", "intent.renew", "view.sent"),
         *("intent.settle_completed", "intent.settle_retry"),
     ),
-    "rail": ("view.sent",) * 4 + ("view.look_up", "intent.complete", "intent.suspend", "intent.settle_retry"),
+    "rail": ("view.begin", "view.sent") * 4
+    + ("view.look_up", "intent.complete", "intent.suspend", "intent.settle_retry"),
     "saga": ("intent.keep_steps",) * 6 + ("view.undo",) * 4 + ("intent.steps", "intent.complete", "view.sent"),
 }
 #: Those of them that come soon and again, and the last time at which they are met.

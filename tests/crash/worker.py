@@ -38,6 +38,7 @@ import sqlalchemy as sa
 from flask import Flask, g, got_request_exception, make_response, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -300,7 +301,10 @@ def create_app(config: Mapping[str, Any], *, notes: int | None = None) -> Flask:
         faults.pass_by("local", "before")
         if db.session.scalar(sa.select(payment).filter_by(charge=charge)) is None:
             db.session.add(payment(charge=charge))
-            db.session.commit()
+            try:
+                db.session.commit()
+            except IntegrityError:  # somebody else has noted it meanwhile: a look-up, when the lease was lost
+                db.session.rollback()
         faults.pass_by("local", "after")
 
     @app.post(PATHS["intent"])
