@@ -57,7 +57,9 @@ class Clients:
             seen = len(futures)
 
     def check(self, watch: Callable[[], None]) -> None:
-        """All is calm, and everybody asks once more: whoever gave up, too."""
+        """All is calm, and everybody asks once more: whoever gave up, too. A key that is stuck takes no time from the
+        others."""
+        self._latest = time.monotonic() + self._timing.calm
         for trial in self._trials:
             with self._lock:
                 self._futures.append(self._pool.submit(self._check, trial))
