@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .books import Books, Effect, digest_of
+from .books import Books, Copy, Effect, digest_of
 from .history import CHECK, FORGETTING, Mark, Sent
 from .plan import Party, Timing, Trial
 from .worker import HOLD_S, OPERATIONS, RAIL_SETTLE_S
@@ -258,7 +258,7 @@ class _Case:
             yield f"the row is {row.state} ({row.reason})"
         if any(each.body != row.body for each in self.told):
             yield f"the row has another answer: {(row.body or b'')[:120]!r}"
-        if copy is not None and (copy.state != row.state or not copy.confirmed):
+        if copy is not None and (copy.state != row.state or not copy.confirmed) and not self._is_left(copy):
             yield f"Redis has {copy.state}{'' if copy.confirmed else ', unconfirmed'}; the row is {row.state}"
         if copy is not None and copy.kind == "full" and copy.body != row.body:
             yield f"Redis has another answer: {copy.body[:120]!r}"
@@ -276,6 +276,12 @@ class _Case:
     def _paused(self, each: Sent) -> bool:
         marks = self.by_worker.get(each.worker, ())
         return any(mark.kind == "pause" and mark.meets(each.at, each.until) for mark in marks)
+
+    def _is_left(self, copy: Copy) -> bool:
+        """Whether it may be the claim of another party whose process died. It isn't confirmed, so it refuses nobody."""
+        winners = {each.party for each in self.told}
+        died = any(each.party not in winners and (each.error or each.status >= 500) for each in self.sent)
+        return died and copy.state == "in_progress" and not copy.confirmed
 
     def kept(self) -> Iterator[str]:
         """Redis says what was told last, for the routes that have nothing else."""

@@ -231,6 +231,8 @@ def _point(draw: random.Random, kinds: Sequence[str], timing: Timing) -> dict[st
         when = "before"
     if at == "sent":
         action = "kill"
+    if at == "undo" and action == "raise":
+        action = "kill"  # an undoing that fails is for a human
     if at == "begin":
         when, action = "after", "stop"
     if layer != "redis" and at == "complete" and action == "raise":

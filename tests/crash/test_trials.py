@@ -394,6 +394,17 @@ def test_another_answers_headers():
     assert any("another answer's Location '/runs/r2'" in finding for finding in story.findings())
 
 
+def test_a_strangers_claim_that_is_left():
+    """It died in front of the database. It refuses nobody."""
+    story = Story("transaction", copy=Copy("in_progress", False, b"", ""))
+    with_stranger(story, OTHER, refused(4.0, 422, party=1))
+    assert story.findings() == ["Redis has in_progress, unconfirmed; the row is succeeded"]
+    story.sent.append(Sent(1, 0, "w0.1", 3.0, 3.1, error="ConnectionResetError"))
+    assert story.findings() == []
+    story.copy = Copy("in_progress", True, b"", "")
+    assert story.findings() == ["Redis has in_progress; the row is succeeded"]
+
+
 def test_redis_alone_forgot():
     """Then the key may be a stranger's, who leaves what he likes."""
     story = replace(Story("redis"), copy=Copy("in_progress", False, b"", ""))
