@@ -15,7 +15,7 @@ from .plan import Trial
 from .site import Site
 from .worker import ENDPOINTS
 
-__all__ = ["Books", "Copy", "Effect", "Row", "digest_of", "read_books"]
+__all__ = ["Books", "Copy", "Effect", "Repeat", "Row", "digest_of", "read_books"]
 
 #: What becomes of a call with a key that the provider has got before.
 AGAIN = ("repeated", "key in use", "key reused")
@@ -33,6 +33,15 @@ class Effect:
     key: str = ""
     late: float = 0.0
     step: str = ""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A call to the provider with a key that it has got before. ``age``: for how many seconds the other one has been on
+    its way, where it isn't done."""
+
+    key: str
+    age: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,14 @@ class Copy:
 @dataclass(frozen=True)
 class Books:
     """``effects``: by what they were done for. ``rows``, ``copies``: by the key's digest. ``payments``: the local rows
-    of charges. ``repeated``: keys that the provider got again when it had done what they were for, or was about to,
-    and those that came with something else; once for each time. ``endless``: keys in Redis that never go."""
+    of charges. ``repeated``: what the provider got again when it had done it, or was about to. ``endless``: keys in
+    Redis that never go."""
 
     effects: Mapping[str, Sequence[Effect]] = field(default_factory=dict)
     rows: Mapping[str, Row] = field(default_factory=dict)
     copies: Mapping[str, Copy] = field(default_factory=dict)
     payments: Sequence[str] = ()
-    repeated: Sequence[str] = ()
+    repeated: Sequence[Repeat] = ()
     endless: Sequence[str] = ()
 
     def of(self, trial: Trial) -> list[Effect]:
@@ -107,7 +116,7 @@ def read_books(site: Site) -> Books:
             row.key_digest: Row(row.status, row.attempt, row.reason, row.settle_tries, bodies.get(row.key_digest))
             for row in connection.execute(sa.text("SELECT * FROM idempotency_keys"))
         }
-    repeated = [str(call["key"]) for call in site.provider.calls() if call["outcome"] in AGAIN]
+    repeated = [Repeat(call["key"], call.get("age")) for call in site.provider.calls() if call["outcome"] in AGAIN]
     copies, endless = _read_redis(site)
     return Books(dict(effects), rows, copies, payments, repeated, endless)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .books import Books, Copy, Effect, digest_of
+from .books import Books, Copy, Effect, Repeat, digest_of
 from .history import CHECK, FORGETTING, Mark, Sent
 from .plan import Party, Timing, Trial
 from .worker import HOLD_S, OPERATIONS, RAIL_SETTLE_S
@@ -262,20 +262,27 @@ class _Case:
             yield f"Redis has {copy.state}{'' if copy.confirmed else ', unconfirmed'}; the row is {row.state}"
         if copy is not None and copy.kind == "full" and copy.body != row.body:
             yield f"Redis has another answer: {copy.body[:120]!r}"
-        again = Counter(self.books.repeated)
         if self.trial.kind == "intent":
             for effect in self.effects:
                 if effect.id not in self.books.payments:
                     yield f"{effect.id} has no local row"
-                if again[effect.key] and not self._late(self.timing.settle_after):
-                    yield f"{effect.id} was sent again when it was done"
-        if self.trial.kind == "saga" and sum(again[effect.key] for effect in self.effects) >= row.attempt:
+                for repeat in self._repeats():
+                    waited = (
+                        max((each.late for each in self.effects), default=0.0) if repeat.age is None else repeat.age
+                    )
+                    if waited < self.timing.settle_after:
+                        yield f"{effect.id} was sent again when it was done, or on its way for {waited:.3f} s"
+        if self.trial.kind == "saga" and len(self._repeats()) >= row.attempt:
             # An attempt goes on with the call that the one before it was at, and with no other.
-            yield f"steps were sent again {sum(again[effect.key] for effect in self.effects)} times"
+            yield f"steps were sent again {len(self._repeats())} times"
 
     def _paused(self, each: Sent) -> bool:
         marks = self.by_worker.get(each.worker, ())
         return any(mark.kind == "pause" and mark.meets(each.at, each.until) for mark in marks)
+
+    def _repeats(self) -> list[Repeat]:
+        keys = {effect.key for effect in self.effects}
+        return [repeat for repeat in self.books.repeated if repeat.key in keys]
 
     def _is_left(self, copy: Copy) -> bool:
         """Whether it may be the claim of another party whose process died. It isn't confirmed, so it refuses nobody."""

@@ -13,7 +13,7 @@ import pytest
 from tests import servers
 from tests.harness import wait_until
 
-from .books import Books, Copy, Effect, Row, digest_of
+from .books import Books, Copy, Effect, Repeat, Row, digest_of
 from .checks import check, strays
 from .history import CHECK, Mark, Sent
 from .plan import SQL_EVENTS, WEIGHTS, Client, Party, Timing, Trial, draw_batch, draw_fault
@@ -101,7 +101,7 @@ class Story:
     row: Row | None = field(default_factory=lambda: Row("succeeded", 1, "", 0, BODY))
     copy: Copy | None = field(default_factory=lambda: Copy("succeeded", True, BODY, "full"))
     payments: list[str] = field(default_factory=lambda: ["ch_1"])
-    repeated: tuple[str, ...] = ()
+    repeated: tuple[Repeat, ...] = ()
     parties: tuple[Party, ...] = (OWNER,)
 
     def __post_init__(self) -> None:
@@ -249,7 +249,12 @@ def test_a_lie_is_found(kind, lie):
         ("rail", {"copy": Copy("succeeded", False, BODY, "full")}, "Redis has succeeded, unconfirmed"),
         ("saga", {"copy": Copy("failed", True, BODY, "full")}, "Redis has failed; the row is succeeded"),
         ("intent", {"payments": []}, "ch_1 has no local row"),
-        ("intent", {"repeated": ("provider's key",)}, "ch_1 was sent again when it was done"),
+        ("intent", {"repeated": (Repeat("provider's key"),)}, "ch_1 was sent again when it was done"),
+        (
+            "intent",
+            {"repeated": (Repeat("provider's key", 0.2),)},
+            "ch_1 was sent again when it was done, or on its way",
+        ),
         ("redis", {"copy": None}, "Redis has nothing"),
         ("redis", {"copy": Copy("in_progress", False, b"", "")}, "Redis has in_progress"),
         ("redis", {"copy": Copy("succeeded", True, b"{}", "full")}, "an answer that nobody was told"),
@@ -292,7 +297,7 @@ def undone_forward(story: Story) -> None:
 
 
 def sent_again(story: Story) -> None:
-    story.repeated = ("pay",)
+    story.repeated = (Repeat("pay"),)
 
 
 def undone_for_one_alone(story: Story) -> None:
@@ -334,8 +339,17 @@ def test_a_step_that_was_on_its_way():
     story = saga_that_went_back()
     forward_again(story)
     story.effects[-1] = replace(story.effects[-1], late=0.4)
-    story.repeated = ("pay",)
+    story.repeated = (Repeat("pay"),)
     story.row = replace(story.row, attempt=2)
+    assert story.findings() == []
+
+
+def test_a_call_that_nobody_could_find():
+    """It was on its way for longer than a look-up waits, and so the next one met it there, or behind it."""
+    story = Story("intent", repeated=(Repeat("provider's key", 0.4),))
+    assert story.findings() == []
+    story.repeated = (Repeat("provider's key"),)
+    story.effects = [replace(story.effects[0], late=0.4)]
     assert story.findings() == []
 
 

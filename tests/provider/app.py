@@ -78,8 +78,8 @@ def create_app(ledger: Ledger | None = None) -> Flask:
         except KeyReused:
             call["outcome"] = "key reused"
             return _error(400, "idempotency_key_reused", "This key was used with other parameters.")
-        except KeyInUse:
-            call["outcome"] = "key in use"
+        except KeyInUse as error:
+            call |= {"outcome": "key in use", "age": error.age}
             return _error(409, "idempotency_key_in_use", "Another request with this key is being worked on.")
         if entry is not None:
             call["outcome"] = "repeated"

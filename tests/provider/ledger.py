@@ -16,7 +16,11 @@ class KeyReused(Exception):
 
 
 class KeyInUse(Exception):
-    """The first request with this key is still being worked on."""
+    """The first request with this key is still being worked on, for so many seconds."""
+
+    def __init__(self, age: float) -> None:
+        super().__init__()
+        self.age = age
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Ledger:
                 if (known.operation, known.parameters) != (operation, parameters):
                     raise KeyReused
                 if known.entry is None:
-                    raise KeyInUse
+                    raise KeyInUse(self.now() - known.since)
                 return known.entry
             self._keys[key] = _Memory(operation, parameters, self.now())
             return None
