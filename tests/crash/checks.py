@@ -354,7 +354,7 @@ class _Case:
             for mark in self.by_worker.get(each.worker, ())
         )
         #: What came to nothing is over when another one was told a result: that is kept.
-        told = min((other.until for other in self.told if other.until > each.until), default=self.ended)
+        told = min((other.until for other in self.told if other.until > each.until), default=math.inf)
         if self._paused(each):
             return _Mishap("its process paused", each.at)
         if each.error and killed and "refused" not in each.error:

@@ -1,9 +1,8 @@
 """The provider's HTTP interface, and how a test misuses it.
 
 ``POST /charges`` (or ``/refunds``, ``/captures``, ``/transfers``) with a JSON object does something, and deduplicates
-by the header ``Idempotency-Key``. ``X-Sent-At`` is noted; ``X-Hold`` keeps
-the request on its way for so many seconds. ``GET /charges?key=…`` or ``?reference=…`` is the search. ``/control`` and
-``/ledger`` belong to the tests.
+by the header ``Idempotency-Key``. ``GET /charges?key=…`` or ``?reference=…`` is the search. ``/control``, ``/ledger``
+and two headers belong to the tests: ``X-Sent-At`` is noted, ``X-Hold`` keeps a request on its way for so many seconds.
 """
 
 from __future__ import annotations

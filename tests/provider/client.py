@@ -91,14 +91,9 @@ class ProviderClient:
         calls: list[dict[str, Any]] = self._send("GET", "/ledger")["calls"]
         return calls
 
-    def wait_idle(self) -> None:
-        """Until nothing is on its way: not from a process that has been killed either."""
-        while any(call["outcome"] == "began" for _ in range(2) for call in self._calls_soon()):
-            pass
-
-    def _calls_soon(self) -> list[dict[str, Any]]:
-        time.sleep(0.05)
-        return self.calls()
+    def is_idle(self) -> bool:
+        """Whether every request that was received has come to its end."""
+        return all(call["outcome"] != "began" for call in self.calls())
 
     def reset(self) -> None:
         self._send("DELETE", "/ledger")
